@@ -1,0 +1,205 @@
+"""`agentrl`: train, evaluate, report, replay, describe. Heavy imports wait until a command needs them."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from agentrl_jax import __version__
+from agentrl_jax.errors import UserError
+
+USER_ERROR, DIVERGED, INTERRUPTED = 2, 1, 130
+
+
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line; the usage is a `--help` away."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UserError(f"{message}; see {self.prog} --help")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command and returns its exit code: 0, 1 (a replay diverged), 2 (the user can put it right), 130."""
+    argv = list(sys.argv[1:] if argv is None else argv)
+    try:
+        arguments = _parse(argv)
+        return arguments.run(arguments)
+    except UserError as error:
+        print(f"agentrl: error: {error}", file=sys.stderr)
+        return USER_ERROR
+    except KeyboardInterrupt:
+        again = f"; continue with: {_resume_line(argv)}" if argv[:1] == ["train"] and "--dry-run" not in argv else ""
+        print(f"agentrl: stopped{again}", file=sys.stderr)
+        return INTERRUPTED
+
+
+def _parse(argv: Sequence[str]) -> argparse.Namespace:
+    parser = _Parser(prog="agentrl", description="Trains LLM agents by reinforcement learning on JAX.")
+    parser.add_argument("--version", action="version", version=f"agentrl-jax {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=_Parser)
+
+    def command(name: str, run: Any, text: str, *, overrides: bool = False) -> argparse.ArgumentParser:
+        sub = commands.add_parser(name, help=text, description=text, allow_abbrev=False)
+        sub.set_defaults(run=run, takes_overrides=overrides, overrides=[])
+        if overrides:
+            sub.usage = f"agentrl {name} [options] {(name == 'eval' and 'RUN_DIR') or 'CONFIG'} [name=value ...]"
+            sub.epilog = "Settings are overridden by dotted names, such as loop.steps=3 name=trial."
+        return sub
+
+    train = command("train", _train, "Run a config: train, evaluate, write the report.", overrides=True)
+    train.add_argument("config", metavar="CONFIG", help="a Python file that defines config()")
+    train.add_argument("--resume", action="store_true", help="continue from the newest checkpoint of the run directory")
+    train.add_argument(
+        "--dry-run", action="store_true", help="print the resolved config and what it would cost; write nothing"
+    )
+    evaluate = command("eval", _evaluate, "Evaluate the newest checkpoint of a run.", overrides=True)
+    evaluate.add_argument("run_dir", metavar="RUN_DIR", help="a run directory, such as runs/quickstart")
+    report = command("report", _report, "Write report.html of a run directory, finished or not.")
+    report.add_argument("run_dir", metavar="RUN_DIR", help="a run directory, such as runs/quickstart")
+    replay = command("replay", _replay, "Re-run a receipt and say where it diverges, and why.")
+    replay.add_argument(
+        "receipt", metavar="RECEIPT", help="a receipt's JSON file, or receipts.jsonl:N for the N-th line"
+    )
+    config = command("config", _config, "Describe a config as JSON.", overrides=True)
+    config.add_argument("config", metavar="CONFIG", help="a Python file that defines config()")
+    models = command("models", _models, "Fetch a pretrained policy into the local cache.")
+    models.add_argument("action", choices=["pull"])
+    models.add_argument("name", metavar="NAME", help="such as smollm2-135m")
+
+    # argparse cannot mix a list of positionals with options; what it leaves over are the overrides.
+    arguments, rest = parser.parse_known_args(argv)
+    stray = [word for word in rest if word.startswith("-") or not arguments.takes_overrides]
+    if stray:
+        raise UserError(f"unrecognised argument {stray[0]!r}; see agentrl {arguments.command} --help")
+    arguments.overrides = rest
+    return arguments
+
+
+def _train(arguments: argparse.Namespace) -> int:
+    config = _resolved(arguments)
+    directory = Path(config.runs) / config.name
+    if arguments.dry_run:
+        if arguments.resume:
+            raise UserError("--dry-run and --resume: a dry run writes nothing and continues nothing; leave one out")
+        from agentrl_jax.cli.configs import describe
+        from agentrl_jax.recipes.dry_run import dry_run
+
+        _print_json({"config": describe(config), "run_dir": str(directory), **dry_run(config)})
+        return 0
+    from agentrl_jax.recipes.directory import Source
+    from agentrl_jax.recipes.run import train
+
+    source = Source(file=Path(arguments.config), overrides=arguments.overrides)
+    summary = train(config, directory, resume=arguments.resume, source=source)
+    print(_outcome(summary))
+    print(f"report   {directory / 'report.html'}\nsummary  {directory / 'summary.json'}")
+    return 0
+
+
+def _evaluate(arguments: argparse.Namespace) -> int:
+    run_dir = _existing_run(arguments.run_dir)
+    from agentrl_jax.recipes.directory import source_of
+    from agentrl_jax.recipes.run import evaluate_run
+
+    source = source_of(run_dir)
+    replaced = {override.partition("=")[0] for override in arguments.overrides}
+    kept = [override for override in source.overrides if override.partition("=")[0] not in replaced]
+    again = argparse.Namespace(config=source.file, overrides=[*kept, *arguments.overrides])
+    _print_json(evaluate_run(_resolved(again), run_dir))
+    return 0
+
+
+def _report(arguments: argparse.Namespace) -> int:
+    from agentrl_jax.report.html import build
+
+    print(build(arguments.run_dir))
+    return 0
+
+
+def _replay(arguments: argparse.Namespace) -> int:
+    from agentrl_jax.cli.receipts import read_receipt
+
+    receipt = read_receipt(arguments.receipt)
+    if receipt.ref is None:
+        raise UserError(
+            f"{arguments.receipt}: the receipt names no environment to replay in (it was played in process)"
+        )
+    from agentrl_jax.rollout.replay import replay
+
+    divergence = replay(receipt, receipt.ref)
+    if divergence is None:
+        print(f"reproduced: {len(receipt.steps)} steps, same observations, same verdict ({receipt.replay_id})")
+        return 0
+    print(f"diverged: {divergence}")
+    return DIVERGED
+
+
+def _config(arguments: argparse.Namespace) -> int:
+    from agentrl_jax.cli.configs import describe
+
+    _print_json(describe(_resolved(arguments)))
+    return 0
+
+
+def _models(arguments: argparse.Namespace) -> int:
+    from agentrl_jax.runtime.model_store import pull
+
+    print(pull(arguments.name))
+    return 0
+
+
+def _resolved(arguments: argparse.Namespace) -> Any:
+    """The config that the file and the overrides give, checked as a whole, with an environment that loads."""
+    from agentrl_jax.cli.configs import apply_overrides, load, one_line
+    from agentrl_jax.recipes.checks import check
+    from agentrl_jax.recipes.config import RunConfig
+
+    config = check(apply_overrides(load(arguments.config, RunConfig), arguments.overrides))
+    if not config.name or config.name in (".", "..") or "/" in config.name:
+        raise UserError(f"name={config.name}: expected a name for the run's directory, without '/'")
+    try:
+        config.environment.load()
+    except UserError:
+        raise
+    except (ImportError, AttributeError, TypeError, ValueError, OSError) as error:
+        target, options = config.environment.target, dict(config.environment.options)
+        raise UserError(
+            f"environment {target!r} with options {options}: {type(error).__name__}: {one_line(error)}"
+        ) from error
+    return config
+
+
+def _existing_run(path: str) -> Path:
+    if not (Path(path) / "config.json").is_file():
+        raise UserError(
+            f"{path}: holds no run (no config.json); expected a directory that `agentrl train` wrote, "
+            "such as runs/quickstart"
+        )
+    return Path(path)
+
+
+def _outcome(summary: Mapping[str, Any]) -> str:
+    """`success  0.0 % -> 34.0 % -> 95.1 %   violations 0.0 %   tool calls 3.4` of a finished run."""
+    steps = [f"{100 * v:.1f} %" for k, v in summary.items() if k.startswith("success_") and isinstance(v, int | float)]
+    violations, calls = summary.get("violation_rate"), summary.get("mean_tool_calls")
+    parts = [f"success  {' -> '.join(steps)}"] if steps else []
+    parts += [f"violations {100 * violations:.1f} %"] if violations is not None else []
+    parts += [f"tool calls {calls:.1f}"] if calls is not None else []
+    return "   ".join(parts)
+
+
+def _resume_line(argv: Sequence[str]) -> str:
+    words = [*argv, *([] if "--resume" in argv else ["--resume"])]
+    return " ".join(["agentrl", *words])
+
+
+def _print_json(value: Any) -> None:
+    print(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

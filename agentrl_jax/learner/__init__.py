@@ -1,0 +1,1 @@
+"""One optimisation step: score, accumulate gradients over micro-batches, apply."""

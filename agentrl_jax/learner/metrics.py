@@ -1,0 +1,31 @@
+"""Metrics that add up: merged on the device as sums, counts and maxima, divided once on the host."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from agentrl_jax.rl.types import Metrics
+
+
+def empty(shape_of: Metrics) -> Metrics:
+    """The neutral element of `merge`, with the names of `shape_of` (arrays or their shapes).
+
+    Maxima start at 0: they are of magnitudes.
+    """
+    return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shape_of)
+
+
+def merge(one: Metrics, other: Metrics) -> Metrics:
+    """Metrics of two disjoint parts of a batch -> metrics of both. Sums and counts add, maxima take the larger."""
+    return Metrics(
+        sums=jax.tree.map(jnp.add, one.sums, other.sums),
+        maxima=jax.tree.map(jnp.maximum, one.maxima, other.maxima),
+    )
+
+
+def to_host(metrics: Metrics) -> dict[str, float]:
+    """Means and maxima as Python floats; a mean over nothing is left out. One explicit transfer."""
+    sums, maxima = jax.device_get((metrics.sums, metrics.maxima))
+    means = {name: float(total) / float(count) for name, (total, count) in sums.items() if float(count) > 0}
+    return means | {name: float(value) for name, value in maxima.items()}

@@ -1,0 +1,81 @@
+"""Where arrays lie: results keep the placement of what they are made from, and slices spread over all devices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+from jax import Array, lax
+from jax.sharding import NamedSharding, PartitionSpec
+
+from agentrl_jax.batch import TokenBatch
+
+
+class Placed:
+    """`jax.jit` whose output placement is read off the arguments of the first call.
+
+    Left to itself the compiler may place the first result otherwise than the second,
+    and the next call would compile again.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        *,
+        placement: Callable[..., Any],
+        donate: tuple[int, ...] = (),
+        static: tuple[int, ...] = (),
+    ) -> None:
+        self._function, self._placement, self._donate, self._static = function, placement, donate, static
+        self._jitted: Any = None
+
+    def __call__(self, *args: Any) -> Any:
+        if self._jitted is None:
+            on_mesh = beside(args[0]) is not None
+            options: dict[str, Any] = {"out_shardings": self._placement(*args)} if on_mesh else {}
+            self._jitted = jax.jit(self._function, donate_argnums=self._donate, static_argnums=self._static, **options)
+        return self._jitted(*args)
+
+    def size(self) -> int:
+        """How many times it was compiled."""
+        return 0 if self._jitted is None else self._jitted._cache_size()
+
+
+def placed(tree: Any) -> Any:
+    """The sharding of every array of a tree."""
+    return jax.tree.map(lambda leaf: leaf.sharding, tree)
+
+
+def beside(tree: Any) -> NamedSharding | None:
+    """Replicated on the mesh of `tree`'s arrays; None where they lie on one device without a mesh."""
+    sharding = getattr(jax.tree.leaves(tree)[0], "sharding", None)
+    return NamedSharding(sharding.mesh, PartitionSpec()) if isinstance(sharding, NamedSharding) else None
+
+
+def put_row(row: int | Array, tree: Any) -> Array:
+    """A row number on the devices of `tree`, transferred explicitly."""
+    return row if isinstance(row, jax.Array) else jax.device_put(np.int32(row), beside(tree))
+
+
+def rows_sharding(batch: TokenBatch) -> NamedSharding | None:
+    """How the rows of a device batch are spread over a mesh, or None."""
+    sharding = getattr(batch.tokens, "sharding", None)
+    return sharding if isinstance(sharding, NamedSharding) else None
+
+
+def slice_rows(batch: TokenBatch, start: Array, count: int, rows: NamedSharding | None) -> TokenBatch:
+    """`count` rows of a batch from row `start` on, spread as `rows` says; fields that are None stay None.
+
+    Consecutive rows of a sharded batch lie on some of its devices only. Where `count` permits, every
+    device is given a share of them again; else the compiler repeats the work on each.
+
+    Raises `ValueError` when `count` does not divide the rows of the batch: the last slice would overlap.
+    """
+    total = batch.tokens.shape[0]
+    if count < 1 or total % count:
+        raise ValueError(f"micro_rows: expected a divisor of the batch's {total} rows, got {count}")
+    part = jax.tree.map(lambda field: lax.dynamic_slice_in_dim(field, start, count), batch)
+    spreads = rows is not None and count % rows.mesh.size == 0
+    return lax.with_sharding_constraint(part, rows) if spreads else part

@@ -1,0 +1,147 @@
+"""One optimisation step: gradients summed over micro-batches, then one guarded application."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import Array
+from jax.sharding import NamedSharding
+
+from agentrl_jax.batch import TokenBatch
+from agentrl_jax.learner import metrics
+from agentrl_jax.learner.placement import Placed, beside, placed, put_row, rows_sharding, slice_rows
+from agentrl_jax.learner.score import LogprobsFn
+from agentrl_jax.learner.state import LearnerState
+from agentrl_jax.rl.types import Loss, Metrics
+
+
+class Accumulator(NamedTuple):
+    """What the micro-batches of one step have added up so far."""
+
+    grads: Any  # f32, like params
+    loss: Array  # f32[]
+    metrics: Metrics
+
+
+class StepInfo(NamedTuple):
+    """What one application did. `grad_norm` is before clipping; not `finite` means that nothing was applied."""
+
+    finite: Array  # bool[]
+    grad_norm: Array  # f32[]
+    update_norm: Array  # f32[]
+    loss: Array  # f32[]
+    metrics: Metrics
+
+    def to_host(self) -> dict[str, Any]:
+        """Flat Python numbers: finite, grad_norm, update_norm, loss, and every mean and maximum by name."""
+        finite, grad_norm, update_norm, loss = jax.device_get(self[:4])
+        figures = {"grad_norm": float(grad_norm), "update_norm": float(update_norm), "loss": float(loss)}
+        return {"finite": bool(finite), **figures, **metrics.to_host(self.metrics)}
+
+
+class Update:
+    """Three device functions, each compiled once per run: `start`, `accumulate`, `apply`; `step` runs all three.
+
+    Whatever sharding params, state and batch arrive with at the first call is the one that results keep.
+    """
+
+    def __init__(self, accumulate: Callable[..., Any], apply: Callable[..., Any], start: Callable[..., Any]) -> None:
+        self._start = Placed(start, placement=lambda params: (placed(params), beside(params), beside(params)))
+        self._accumulate = Placed(accumulate, donate=(1,), placement=lambda _, acc, *rest: placed(acc), static=(4,))
+        self._apply = Placed(apply, donate=(0,), placement=lambda state, acc: (placed(state), beside(state)))
+
+    def start(self, params: Any) -> Accumulator:
+        """Zero gradients, loss and metrics."""
+        return Accumulator(*self._start(params))
+
+    def accumulate(self, params: Any, acc: Accumulator, batch: TokenBatch, row: int | Array) -> Accumulator:
+        """Add the gradient, loss and metrics of the micro-batch that begins at `row`. Consumes `acc`."""
+        return self._accumulate(params, acc, batch, put_row(row, params), rows_sharding(batch))
+
+    def apply(self, state: LearnerState, acc: Accumulator) -> tuple[LearnerState, StepInfo]:
+        """One optimizer update, or the state unchanged where the gradient is not finite. Consumes both."""
+        result = self._apply(state, acc)
+        # No output has room for the gradients, so they cannot be donated; freed here, before the next step's.
+        jax.tree.map(lambda leaf: leaf.delete(), acc.grads)
+        return result
+
+    def step(self, state: LearnerState, batch: TokenBatch, rows: Iterable[int]) -> tuple[LearnerState, StepInfo]:
+        """`start`, `accumulate` for every micro-batch that begins at one of `rows`, `apply`."""
+        acc = self.start(state.params)
+        for row in rows:
+            acc = self.accumulate(state.params, acc, batch, row)
+        return self.apply(state, acc)
+
+    def cache_sizes(self) -> dict[str, int]:
+        """How many times each function was compiled; more than 1 is a defect."""
+        return {"start": self._start.size(), "accumulate": self._accumulate.size(), "apply": self._apply.size()}
+
+
+def make_update(
+    logprobs_fn: LogprobsFn,
+    loss_fn: Loss,
+    optimizer: optax.GradientTransformation,
+    *,
+    micro_rows: int,
+    needs_entropy: bool = False,
+) -> Update:
+    """The optimisation step of a policy for a loss that is one weighted sum over tokens.
+
+    `grads = sum_m d/dparams loss_fn(logprobs_fn(params, micro-batch m))`. The weights carry every
+    denominator, computed over the whole step beforehand, so splitting rows into micro-batches or
+    over devices changes nothing. Gradients are summed in f32.
+
+    Args:
+      logprobs_fn: (params, batch, entropy) -> (logprobs, entropy or None); see `make_logprobs`.
+      loss_fn: (logprobs, entropy, batch) -> (sum, Metrics).
+      optimizer: an optax transformation.
+      micro_rows: rows per micro-batch; divides the rows of the batch. Best a multiple of the devices
+        that share the rows, or the compiler has to replicate work.
+      needs_entropy: whether `loss_fn` is given entropies.
+
+    Returns:
+      An `Update`.
+    """
+
+    def start(params: Any) -> tuple[Any, Array, Metrics]:
+        table = jax.ShapeDtypeStruct((micro_rows, 2), jnp.float32)
+        _, figures = jax.eval_shape(loss_fn, table, table if needs_entropy else None, _example(micro_rows))
+        grads = jax.tree.map(lambda p: jnp.zeros(p.shape, jnp.float32), params)
+        return grads, jnp.zeros((), jnp.float32), metrics.empty(figures)
+
+    def accumulate(
+        params: Any, acc: Accumulator, batch: TokenBatch, row: Array, rows: NamedSharding | None
+    ) -> Accumulator:
+        part = slice_rows(batch, row, micro_rows, rows)
+
+        def loss(params: Any) -> tuple[Array, Metrics]:
+            return loss_fn(*logprobs_fn(params, part, needs_entropy), part)
+
+        (value, figures), grads = jax.value_and_grad(loss, has_aux=True)(params)
+        summed = jax.tree.map(lambda total, g: total + g.astype(jnp.float32), acc.grads, grads)
+        return Accumulator(summed, acc.loss + value, metrics.merge(acc.metrics, figures))
+
+    def apply(state: LearnerState, acc: Accumulator) -> tuple[LearnerState, StepInfo]:
+        grads = jax.tree.map(lambda g, p: g.astype(p.dtype), acc.grads, state.params)
+        with jax.numpy_dtype_promotion("standard"):  # optax raises floats to integer step counts
+            updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
+        grad_norm = optax.tree.norm(acc.grads)
+        finite = jnp.isfinite(grad_norm) & jnp.isfinite(acc.loss)
+        new = LearnerState(optax.apply_updates(state.params, updates), opt_state, state.step + 1)
+        state = jax.tree.map(lambda after, before: jnp.where(finite, after, before), new, state)
+        return state, StepInfo(finite, grad_norm, optax.tree.norm(updates), acc.loss, acc.metrics)
+
+    return Update(accumulate, apply, start)
+
+
+def _example(rows: int) -> TokenBatch:
+    """The shapes of a batch with every optional field, to learn the names of a loss's metrics from."""
+    dtypes = dict.fromkeys(TokenBatch._fields, jnp.float32)
+    dtypes |= dict.fromkeys(("tokens", "parents", "subtree_ends", "positions"), jnp.int32)
+    dtypes |= dict.fromkeys(("trajectory_ids", "turn_ids", "policy_versions"), jnp.int32)
+    dtypes |= {"sources": jnp.int8, "action_mask": jnp.bool_}
+    return TokenBatch(**{name: jax.ShapeDtypeStruct((rows, 2), dtype) for name, dtype in dtypes.items()})

@@ -1,0 +1,1 @@
+"""Decoder families, one a file. Pure functions of arrays."""

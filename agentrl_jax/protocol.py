@@ -1,0 +1,262 @@
+"""The words that environments and the trainer share. Standard library only.
+
+An environment package imports this file and nothing else of the trainer; the
+trainer imports nothing of an environment and finds it by name (`EnvironmentRef`).
+Every record is frozen, keyword-only, picklable and made of standard types.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Literal, Protocol, runtime_checkable
+
+Json = None | bool | int | float | str | Sequence["Json"] | Mapping[str, "Json"]
+Role = Literal["system", "user", "assistant", "tool"]
+
+
+class Status(StrEnum):
+    """How one exchange with the environment went."""
+
+    OK = "ok"
+    INVALID_ACTION = "invalid_action"  # unknown tool, malformed call, bad arguments: the policy's doing
+    DENIED = "denied"  # the system refused: permission, budget
+    TIMEOUT = "timeout"
+    ERROR = "error"  # the environment broke
+    TRUNCATED = "truncated"  # the content was cut to fit
+
+
+class Cause(StrEnum):
+    """Who is answerable for a failure."""
+
+    POLICY = "policy"
+    ENVIRONMENT = "environment"
+    EVALUATOR = "evaluator"
+    UNKNOWN = "unknown"
+
+
+class StopReason(StrEnum):
+    """Why an episode ended. Only `COMPLETED` and `EARLY_STOP` are the policy's own choice."""
+
+    COMPLETED = "completed"  # the environment says the task is over
+    EARLY_STOP = "early_stop"  # the policy ended its turn without acting, before the task was over
+    BUDGET = "budget"  # steps, tool calls, write actions or wall time are used up
+    TOKEN_CAP = "token_cap"  # a turn or the context reached its token limit
+    LOW_EVIDENCE = "low_evidence"  # marginal evidence gain stayed under the threshold
+    TIMEOUT = "timeout"  # an environment call outlived its deadline
+    FAILURE = "failure"  # a crash, an exception or garbage ended it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Message:
+    role: Role
+    content: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolCall:
+    name: str
+    arguments: Mapping[str, Json] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tool:
+    """A tool as the policy sees it. `parameters` is a JSON Schema of type object."""
+
+    name: str
+    description: str
+    parameters: Mapping[str, Any]
+    writes: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Action:
+    """What the policy did in one turn: the text as decoded, and what it parses to.
+
+    Exactly one of three: `calls` (tool calls, in order), `error` (it looks like a call
+    and cannot be read: the reason), or neither (plain text).
+    """
+
+    text: str
+    calls: tuple[ToolCall, ...] = ()
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnvStatus:
+    """The environment's own health, as it reports it; `ok` means healthy."""
+
+    service: str = "ok"
+    retryable: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observation:
+    """What the environment answered: the new messages only, never the history.
+
+    `terminated`: the task is over. `truncated`: a limit of the environment cut it.
+    `evidence_gain`: what this exchange brought towards the goal, 0..1, or None where unmeasured.
+    """
+
+    content: tuple[Message, ...]
+    status: Status = Status.OK
+    latency_ms: float = 0.0
+    env_status: EnvStatus = EnvStatus()
+    terminated: bool = False
+    truncated: bool = False
+    evidence_gain: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """One thing to solve. `data` is for the environment, the verifier and the reference
+    solution; the policy sees only what `reset` puts into messages."""
+
+    id: str
+    split: str
+    kind: str = ""
+    data: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """One constraint, measured. `evidence` is what the verifier saw."""
+
+    name: str
+    passed: bool
+    evidence: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """A measurement of one episode, to be composed as constraints > outcome > quality, never summed.
+
+    `outcome` is True/False or a score in [0, 1]; None means *unscored*, which is never 0.
+    `quality` ranks successes among themselves, in [0, 1].
+    """
+
+    constraints: tuple[Check, ...] = ()
+    outcome: bool | float | None = None
+    quality: float | None = None
+    diagnostics: Mapping[str, Json] = field(default_factory=dict)
+    evidence: tuple[str, ...] = ()
+
+    @property
+    def violated(self) -> bool:
+        return any(not check.passed for check in self.constraints)
+
+    @property
+    def success(self) -> bool:
+        """Every constraint kept and the outcome reached (a score counts from 1.0)."""
+        return not self.violated and self.outcome is not None and float(self.outcome) >= 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attribution:
+    """Who caused a failure, and the evidence that says so.
+
+    The rule: only what the policy could not have caused may leave the training batch.
+    """
+
+    cause: Cause
+    evidence: str
+
+    @property
+    def leaves_batch(self) -> bool:
+        return self.cause in (Cause.ENVIRONMENT, Cause.EVALUATOR)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Budget:
+    """Limits of one episode; exploration, retries and writes are counted apart.
+
+    `reserve_steps` / `reserve_tool_calls` is what must be left to finish in: once only the reserve
+    is left, the only calls admitted are those of tools named in `finishing`.
+    """
+
+    steps: int = 16
+    tool_calls: int = 16
+    tokens: int = 4096  # tokens the policy may produce in the episode
+    write_actions: int = 4
+    retries: int = 4  # turns answered with `invalid_action` before the episode is stopped
+    wall_s: float = 600.0
+    reserve_steps: int = 1
+    reserve_tool_calls: int = 1
+    finishing: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """A whole environment state: opaque bytes, and a hash that is equal iff the states are."""
+
+    data: bytes
+    hash: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnvironmentSpec:
+    name: str
+    version: str
+    tools: tuple[Tool, ...]
+    budget: Budget = Budget()
+    fork: Literal["native", "replay", "none"] = "none"
+    side_effects: Literal["none", "dry_run", "isolated"] = "isolated"
+
+
+@runtime_checkable
+class Environment(Protocol):
+    """One isolated world. What the policy gets wrong is an `Observation` (`invalid_action`, `denied`);
+    an exception means that the environment itself broke."""
+
+    spec: EnvironmentSpec
+
+    def reset(self, task: Task, seed: int) -> Observation: ...
+    def step(self, action: Action) -> Observation: ...
+    def snapshot(self) -> Snapshot: ...
+    def restore(self, snapshot: Snapshot) -> None: ...
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Suite:
+    """What an environment package offers.
+
+    `tasks(split, count, seed)` gives distinct tasks of `train`, `validation` or `heldout`.
+    `verify(task, initial, actions, final)` measures an episode from the two states and what was done.
+    `solve(task)` is the reference solution, a turn per item; a `str` item is said verbatim.
+    `demonstrate(task, seed)` is a fallible teacher's: errors and recoveries among the turns.
+    """
+
+    spec: EnvironmentSpec
+    make: Callable[[], Environment]
+    tasks: Callable[[str, int, int], Sequence[Task]]
+    verify: Callable[[Task, Snapshot, Sequence[Action], Snapshot], Verdict]
+    verifier_version: str
+    solve: Callable[[Task], Sequence[ToolCall | str]] | None = None
+    demonstrate: Callable[[Task, int], Sequence[ToolCall | str]] | None = None
+    vocabulary: Callable[[], Sequence[str]] | None = None  # texts that show every word the environment uses
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnvironmentRef:
+    """Names a suite so that a worker process can build it: `package.module:function` and its options."""
+
+    target: str
+    options: Mapping[str, Json] = field(default_factory=dict)
+
+    def load(self) -> Suite:
+        module, separator, attribute = self.target.partition(":")
+        if not separator:
+            raise ValueError(f"environment {self.target!r}: expected 'package.module:function'")
+        suite = getattr(importlib.import_module(module), attribute)(**self.options)
+        if not isinstance(suite, Suite):
+            raise ValueError(f"environment {self.target!r} returned {type(suite).__name__}, expected a Suite")
+        return suite
+
+
+def data_dir() -> str | None:
+    """Where data sets lie when the user says so (`AGENTRL_DATA`), else None."""
+    return os.environ.get("AGENTRL_DATA") or None

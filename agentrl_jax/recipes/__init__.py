@@ -1,0 +1,1 @@
+"""Wiring: a run is a list of stages over one policy."""

@@ -1,0 +1,150 @@
+"""RunConfig: everything a run depends on, as one typed, frozen record.
+
+A config file is a program: `def config() -> RunConfig`. There is no registry; what varies
+is a value or a function in the record.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+from agentrl_jax.protocol import EnvironmentRef, Json
+from agentrl_jax.rl.objective import Objective
+from agentrl_jax.rl.types import Reward
+
+if TYPE_CHECKING:
+    from agentrl_jax.recipes.run import Run
+
+Stage = Callable[["Run"], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TinyPolicy:
+    """A Llama-architecture transformer with random parameters and a tokenizer built from the environment's words."""
+
+    layers: int = 4
+    width: int = 128
+    heads: int = 4
+    kv_heads: int = 2
+    mlp_width: int = 384
+    vocab_size: int = 512
+
+
+@dataclass(frozen=True, kw_only=True)
+class PretrainedPolicy:
+    """A Hugging Face directory of a Llama-architecture model, or a name that `agentrl models pull` knows."""
+
+    path: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rollout:
+    """How episodes are sampled. `slots` decode together; an episode keeps one slot and one worker while it runs."""
+
+    workers: int = 64  # environment processes; an episode keeps one from reset to verdict
+    slots: int = 64  # rows of the decoding batch
+    context: int = 256  # tokens a slot can hold: the longest episode
+    max_turn_tokens: int = 24
+    temperature: float = 1.0
+    calls: Literal["line", "json"] = "line"
+    describe_tools: bool = False  # put the tools' descriptions into the prompt
+    bank: int = 16  # consecutive slots prefilled together
+    prefill_chunk: int = 32  # tokens of each that one prefill writes
+    decode_steps: int = 8  # tokens per decode dispatch
+    start_deadline_s: float = 60.0
+    step_deadline_s: float = 10.0
+    max_failure_fraction: float = 0.25  # above this share of failed episodes in one step the run stops
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shown:
+    """Demonstrations by the environment's own teacher; `options` override the environment's (kinds, sloppiness)."""
+
+    count: int
+    split: str = "train"
+    options: Mapping[str, Json] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sft:
+    """Supervised steps on demonstrations, stopped while the policy still explores.
+
+    `until_success`: stop once success on validation tasks reaches it (looked at every `check_every`
+    steps); None trains for `steps`.
+    """
+
+    steps: int = 300
+    demonstrations: tuple[Shown, ...] = ()
+    rows: int = 16  # packed rows a step
+    width: int = 256  # tokens a row
+    micro_rows: int = 16
+    learning_rate: float = 1e-3
+    warmup: int = 20
+    weight_decay: float = 0.01
+    max_grad_norm: float = 1.0
+    until_success: float | None = None
+    check_every: int = 50
+    check_episodes: int = 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loop:
+    """On-policy reinforcement learning: `tasks` x `group` episodes a step, one publication an update."""
+
+    steps: int = 60
+    tasks: int = 16
+    group: int = 8
+    objective: Objective
+    reward: Reward  # (violated, outcome, quality) arrays -> rewards, see rl.rewards
+    learning_rate: float = 2e-4
+    warmup: int = 0
+    schedule: Literal["constant", "cosine"] = "constant"
+    weight_decay: float = 0.0
+    max_grad_norm: float = 1.0
+    width: int = 512  # tokens a packed row
+    micro_rows: int = 4
+    updates_per_batch: int = 1  # > 1 rescores old log-probs before the first
+    skip_constant_groups: bool = False  # do not pack groups without signal; they leave the denominators too
+    train_truncated: bool = True  # False: a token-capped episode stays in the baseline but trains nothing
+    train_tasks: int = 8192  # distinct tasks to draw from
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """Held-out tasks on seeds of their own, apart from the training reward."""
+
+    episodes: int = 256
+    every: int = 20  # RL steps between evaluations; 0: only around stages
+    every_episodes: int = 128
+    split: str = "heldout"
+    temperature: float = 1.0
+    seed: int = 10_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checkpoints:
+    every: int = 20  # optimizer steps
+    keep: int = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    name: str
+    seed: int = 0
+    environment: EnvironmentRef
+    policy: TinyPolicy | PretrainedPolicy
+    stages: tuple[Stage, ...]
+    rollout: Rollout = field(default_factory=Rollout)
+    sft: Sft | None = None
+    loop: Loop | None = None
+    evaluation: Evaluation = field(default_factory=Evaluation)
+    checkpoints: Checkpoints = field(default_factory=Checkpoints)
+    remat: bool = False  # recompute layers in the backward pass: less memory, a third more work
+    logprob_chunk: int = 2048  # tokens projected to the vocabulary at once
+    runs: str = "runs"
+
+
+def stage_name(stage: Stage) -> str:
+    return getattr(stage, "__name__", repr(stage))

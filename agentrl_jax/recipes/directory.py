@@ -1,0 +1,73 @@
+"""The run directory: made, checked and claimed before anything expensive begins."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from agentrl_jax.errors import UserError
+from agentrl_jax.recipes.config import RunConfig
+from agentrl_jax.recipes.describe import describe
+from agentrl_jax.runtime.sinks import write_json
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """Where a config came from: its file and the overrides, kept beside the run so that it can be loaded again."""
+
+    file: Path
+    overrides: Sequence[str] = ()
+
+
+def prepare(config: RunConfig, directory: Path, *, resume: bool, source: Source | None = None) -> None:
+    """Create the directory of a new run, or check that the one to resume was written by the same config.
+
+    Raises `UserError`: unwritable, already holding a run, nothing to resume, or another config.
+    """
+    target = directory / "config.json"
+    described = json.loads(json.dumps(describe(config)))
+    if resume:
+        if not target.exists():
+            raise UserError(f"{directory}: nothing to resume (no config.json); leave out --resume to start a run")
+        changed = _differences(json.loads(target.read_text()), described)
+        if changed:
+            raise UserError(
+                f"{directory}: --resume with another config: {', '.join(changed[:4])}; resume with the same settings "
+                "or start under another name"
+            )
+        return
+    if target.exists():
+        raise UserError(f"{directory}: already holds a run; continue it with --resume, or start another with name=...")
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        if not os.access(directory, os.W_OK | os.X_OK):
+            raise PermissionError(13, "Permission denied")
+        if source is not None:
+            shutil.copyfile(source.file, directory / "config.py")
+            write_json(directory / "overrides.json", list(source.overrides))
+        write_json(target, described)
+    except OSError as error:
+        raise UserError(
+            f"{directory}: cannot write the run directory ({error.strerror}); give another place with runs=DIR"
+        ) from error
+
+
+def _differences(before: object, after: object, path: str = "") -> list[str]:
+    if isinstance(before, dict) and isinstance(after, dict):
+        keys = sorted(set(before) | set(after))
+        return [line for k in keys for line in _differences(before.get(k), after.get(k), f"{path}.{k}" if path else k)]
+    return [] if before == after else [f"{path} was {before!r}, is {after!r}"]
+
+
+def source_of(directory: Path) -> Source:
+    """The file and overrides that the run in `directory` was started with."""
+    file, overrides = directory / "config.py", directory / "overrides.json"
+    if not file.is_file() or not overrides.is_file():
+        raise UserError(
+            f"{directory}: holds no config.py and overrides.json; expected a run started by `agentrl train`"
+        )
+    return Source(file=file, overrides=tuple(json.loads(overrides.read_text())))

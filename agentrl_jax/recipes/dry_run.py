@@ -1,0 +1,68 @@
+"""What a run would cost, said before it starts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+
+from agentrl_jax.models import llama
+from agentrl_jax.recipes import policy as policies
+from agentrl_jax.recipes.checks import check
+from agentrl_jax.recipes.config import RunConfig, stage_name
+
+_BYTES = 4  # f32 parameters, gradients, optimizer moments and cache
+
+
+def dry_run(config: RunConfig) -> dict[str, Any]:
+    """Resolve a config without training: parameters, token budget, estimated memory. Nothing is written."""
+    check(config)
+    suite = config.environment.load()
+    policy = policies.describe(config, suite)
+    parameters = llama.param_count(policy.model)
+    tools = ", ".join(tool.name for tool in suite.spec.tools)
+    return {
+        "environment": f"{suite.spec.name} {suite.spec.version}, tools: {tools}",
+        "stages": [stage_name(stage) for stage in config.stages],
+        "parameters": parameters,
+        "vocabulary": policy.model.vocab_size,
+        "token_budget": token_budget(config),
+        "estimated_memory_bytes": estimated_memory(config, policy.model, parameters),
+        "devices": [str(device) for device in jax.devices()],
+    }
+
+
+def token_budget(config: RunConfig) -> dict[str, int]:
+    """Upper bounds: every row full, every episode as long as its context."""
+    budget: dict[str, int] = {}
+    if config.sft is not None:
+        budget["sft_tokens_at_most"] = config.sft.steps * config.sft.rows * config.sft.width
+    if config.loop is not None:
+        episodes = config.loop.steps * config.loop.tasks * config.loop.group
+        budget |= {"rl_episodes": episodes, "rl_tokens_at_most": episodes * config.rollout.context}
+    return budget
+
+
+def estimated_memory(config: RunConfig, model: llama.LlamaConfig, parameters: int) -> dict[str, int]:
+    """Bytes that live together: params, gradients, two moments, the sampler's copy, its cache, activations."""
+    r = config.rollout
+    cache = 2 * model.layers * r.slots * r.context * model.kv_heads * model.head_width * _BYTES
+    shapes = [(s.micro_rows, s.width) for s in (config.sft, config.loop) if s is not None]
+    per_layer = 6 * model.width + 3 * model.mlp_width
+    layers = 1 if config.remat else model.layers
+    activations = max(
+        (
+            rows * width * (layers * per_layer + model.layers * model.width + model.heads * width * 2 * layers) * _BYTES
+            for rows, width in shapes
+        ),
+        default=0,
+    )
+    logits = 2 * config.logprob_chunk * model.vocab_size * _BYTES
+    parts = {
+        "learner": 4 * parameters * _BYTES,
+        "sampler": parameters * _BYTES,
+        "cache": cache,
+        "activations": activations,
+        "logits": logits,
+    }
+    return parts | {"total": sum(parts.values())}

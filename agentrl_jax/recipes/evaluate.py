@@ -1,0 +1,62 @@
+"""Independent evaluation: held-out tasks, seeds of their own, no gradient."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from agentrl_jax.rollout.collect import EpisodePlan
+from agentrl_jax.rollout.records import Trajectory
+
+if TYPE_CHECKING:
+    from agentrl_jax.recipes.run import Run
+
+_EVALUATION = 1  # first element of every request key here; training has 0
+
+
+def evaluate(run: Run, *, stage: str, split: str, episodes: int, seed: int) -> dict[str, Any]:
+    """Play `episodes` distinct tasks of `split` once each with the published policy and measure them.
+
+    Success counts the episodes whose failure the policy could have caused; what the environment or
+    the evaluator broke leaves the denominator and is counted under `failures`.
+    """
+    tasks = run.suite.tasks(split, episodes, seed)
+    plans = [
+        EpisodePlan(group=i, member=0, task=task, seed=seed + i, key=(_EVALUATION, seed, i, 0))
+        for i, task in enumerate(tasks)
+    ]
+    with run.clock.phase("evaluation"):
+        found = sorted(run.collect(plans, temperature=run.config.evaluation.temperature), key=lambda t: t.group)
+    row = {"stage": stage, "step": run.step, "at": run.at, "split": split, **measure(found)}
+    run.last_evaluated = found
+    return row
+
+
+def measure(trajectories: Sequence[Trajectory]) -> dict[str, Any]:
+    """The figures of an evaluation, from its trajectories."""
+    scored = [t for t in trajectories if t.valid and t.verdict is not None]
+    count = max(1, len(scored))
+    kinds: dict[str, list[bool]] = {}
+    for t in scored:
+        kinds.setdefault(t.task.kind, []).append(_success(t))
+    return {
+        "episodes": len(trajectories),
+        "scored": len(scored),
+        "success": sum(_success(t) for t in scored) / count,
+        "violation_rate": sum(t.verdict is not None and t.verdict.violated for t in scored) / count,
+        "mean_tool_calls": sum(t.tool_calls for t in scored) / count,
+        "failures": failures(trajectories),
+        "stops": dict(Counter(str(t.stop) for t in trajectories)),
+        "success_by_kind": {kind: sum(v) / len(v) for kind, v in sorted(kinds.items())},
+    }
+
+
+def failures(trajectories: Sequence[Trajectory]) -> dict[str, int]:
+    """Unsuccessful episodes by cause. Without an attribution a failure is the policy's."""
+    causes = ("policy" if t.attribution is None else str(t.attribution.cause) for t in trajectories if not _success(t))
+    return dict(Counter(causes))
+
+
+def _success(trajectory: Trajectory) -> bool:
+    return trajectory.valid and trajectory.verdict is not None and trajectory.verdict.success

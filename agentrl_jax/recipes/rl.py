@@ -1,0 +1,196 @@
+"""On-policy reinforcement learning: roll out, verify, assign credit, update, publish."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from agentrl_jax.batch import TokenBatch
+from agentrl_jax.errors import UserError
+from agentrl_jax.learner.optimizers import adamw
+from agentrl_jax.learner.score import make_score
+from agentrl_jax.learner.update import make_update
+from agentrl_jax.recipes.evaluate import evaluate, measure
+from agentrl_jax.rl.objective import assign, policy_loss
+from agentrl_jax.rollout.buffer import Buffer
+from agentrl_jax.rollout.collect import EpisodePlan
+from agentrl_jax.rollout.packing import pack, used_rows
+from agentrl_jax.rollout.records import Trajectory
+
+if TYPE_CHECKING:
+    from agentrl_jax.protocol import Task
+    from agentrl_jax.recipes.config import Loop
+    from agentrl_jax.recipes.run import Run
+
+_TRAINING = 0  # first element of every request key here; evaluation has 1
+Groups = Sequence[Sequence[Trajectory]]
+
+
+class Outcomes(NamedTuple):
+    """What the verifier said of P groups of G, as arrays the device composes into rewards."""
+
+    violated: Any  # bool[P, G]
+    outcome: Any  # f32[P, G]
+    quality: Any  # f32[P, G]
+    valid: Any  # bool[P, G] counts in the baseline
+    keep: Any  # bool[P, G] trains
+
+
+def rl(run: Run) -> None:
+    """The stage. Each step: `tasks` x `group` episodes with the published policy, one batch, one publication."""
+    loop = run.config.loop
+    assert loop is not None
+    objective = loop.objective
+    optimizer = adamw(
+        loop.learning_rate,
+        warmup=loop.warmup,
+        total=loop.steps * loop.updates_per_batch,
+        schedule=loop.schedule,
+        weight_decay=loop.weight_decay,
+        max_grad_norm=loop.max_grad_norm,
+    )
+    needs_entropy = objective.entropy_coef != 0.0
+    update = make_update(
+        run.logprobs,
+        lambda logprobs, entropy, batch: policy_loss(objective, logprobs, entropy, batch),
+        optimizer,
+        micro_rows=loop.micro_rows,
+        needs_entropy=needs_entropy,
+    )
+    credit, score = make_credit(loop), make_score(run.logprobs, micro_rows=loop.micro_rows)
+    state, start = run.begin(optimizer, reference=objective.kl is not None)
+
+    def rescore(batch: TokenBatch, micro: range) -> TokenBatch:
+        """Log-probs under the params at the start of the step and under the reference, where something reads them."""
+        if loop.updates_per_batch > 1 or objective.correction is not None:
+            batch = batch._replace(old_logprobs=score(state.params, batch, micro))
+        return batch if run.reference is None else batch._replace(ref_logprobs=score(run.reference, batch, micro))
+
+    tasks = list(run.suite.tasks("train", loop.train_tasks, run.config.seed))
+    for step in range(start, loop.steps):
+        run.publish()
+        groups = roll_out(run, loop, plan_step(run.config.seed, step, loop, tasks))
+        with run.clock.phase("update"):
+            host, outcomes = assemble(run, loop, groups)
+            micro = range(0, max(loop.micro_rows, used_rows(host)), loop.micro_rows)
+            batch = rescore(jax.device_put(host, run.rows), micro)
+            batch, rewards, advantages = credit(batch, jax.device_put(outcomes, run.everywhere))
+            for _ in range(loop.updates_per_batch):
+                state, info = update.step(state, batch, micro)
+        rewards, advantages = jax.device_get((rewards, advantages))
+        row = run.learned(state, info, trained_tokens=int(host.action_mask.sum()) * loop.updates_per_batch)
+        run.transcribe(groups, rewards, advantages)
+        row |= step_figures(groups, outcomes, rewards)
+        every = run.config.evaluation.every
+        if every and (step + 1) % every == 0 and step + 1 < loop.steps:
+            run.publish()
+            run.evaluated(evaluate_now(run))
+        run.record(row, done=step + 1 == loop.steps)
+    run.assert_compiled_once(update, credit, score)
+
+
+def plan_step(seed: int, step: int, loop: Loop, tasks: Sequence[Task]) -> list[EpisodePlan]:
+    """The episodes of one step, from (seed, step) alone: a resumed run draws the same tasks and the same keys."""
+    first = step * loop.tasks
+    plans = []
+    for group in range(loop.tasks):
+        epoch, place = divmod(first + group, len(tasks))
+        task = tasks[int(np.random.default_rng((seed, epoch)).permutation(len(tasks))[place])]
+        for member in range(loop.group):
+            key = (_TRAINING, step, group, member)
+            plans.append(EpisodePlan(group=group, member=member, task=task, seed=first + group, key=key))
+    return plans
+
+
+def roll_out(run: Run, loop: Loop, plans: list[EpisodePlan]) -> list[list[Trajectory]]:
+    """Run the episodes; groups come back whole and in order, failures as data with their causes."""
+    buffer: Buffer = run.buffer
+    with run.clock.phase("rollout"):
+        for trajectory in run.collect(plans, temperature=run.config.rollout.temperature):
+            buffer.add(trajectory)
+    groups = buffer.pop(loop.tasks, version=run.version, max_lag=0)
+    broken = [t for group in groups for t in group if t.attribution is not None and t.attribution.leaves_batch]
+    limit = run.config.rollout.max_failure_fraction
+    if len(broken) > limit * loop.tasks * loop.group:
+        raise UserError(
+            f"the first failure: {broken[0].attribution}; {len(broken)} of {loop.tasks * loop.group} episodes "
+            f"failed for reasons outside the policy (limit rollout.max_failure_fraction={limit})"
+        )
+    return groups
+
+
+def assemble(run: Run, loop: Loop, groups: Groups) -> tuple[TokenBatch, Outcomes]:
+    """Host arrays of one step: the packed rows and what the verifier said."""
+    outcomes = read_outcomes(groups, loop)
+    packed = [
+        [] if loop.skip_constant_groups and is_constant(outcomes, i) else list(group) for i, group in enumerate(groups)
+    ]
+    if loop.skip_constant_groups:
+        constant = np.asarray([not group for group in packed])
+        outcomes = outcomes._replace(keep=outcomes.keep & ~constant[:, None])
+    rows = loop.tasks * loop.group
+    return pack(packed, rows=rows, width=loop.width, group_size=loop.group, pad_id=0), outcomes
+
+
+def read_outcomes(groups: Groups, loop: Loop) -> Outcomes:
+    shape = (loop.tasks, loop.group)
+    violated, valid, keep = (np.zeros(shape, np.bool_) for _ in range(3))
+    outcome, quality = (np.zeros(shape, np.float32) for _ in range(2))
+    for p, group in enumerate(groups):
+        for t in group:
+            at = (p, t.member)
+            valid[at] = t.valid
+            keep[at] = t.valid and (loop.train_truncated or not t.truncated)
+            if t.valid and t.verdict is not None:
+                violated[at] = t.verdict.violated
+                outcome[at] = float(t.verdict.outcome or 0.0)
+                quality[at] = float(t.verdict.quality or 0.0)
+    return Outcomes(violated, outcome, quality, valid, keep)
+
+
+def is_constant(outcomes: Outcomes, group: int) -> bool:
+    """True where constraints and outcome are the same for every valid member: no signal but quality."""
+    valid = outcomes.valid[group]
+    pairs = set(zip(outcomes.violated[group][valid].tolist(), outcomes.outcome[group][valid].tolist(), strict=True))
+    return len(pairs) <= 1
+
+
+def make_credit(loop: Loop) -> Any:
+    """Jitted once: rewards from outcomes, advantages per group, weights per token."""
+
+    @jax.jit
+    def credit(batch: TokenBatch, o: Outcomes) -> tuple[TokenBatch, jax.Array, jax.Array]:
+        rewards = loop.reward(o.violated, o.outcome, o.quality)
+        decided = jnp.stack([o.violated.astype(jnp.float32), o.outcome])
+        # Quality ranks successes only where outcomes differ: alone it would be blown up to unit size.
+        low = jnp.where(o.valid, decided, jnp.inf).min(-1, keepdims=True)
+        high = jnp.where(o.valid, decided, -jnp.inf).max(-1, keepdims=True)
+        constant = (low >= high).all(0)
+        rewards = jnp.where(constant, jnp.float32(0.0), rewards)
+        batch = assign(loop.objective, batch, rewards, o.valid, o.keep)
+        advantages = jax.vmap(loop.objective.advantage)(rewards, o.valid)
+        return batch, loop.reward(o.violated, o.outcome, o.quality), advantages
+
+    return credit
+
+
+def step_figures(groups: Groups, outcomes: Outcomes, rewards: np.ndarray) -> dict[str, Any]:
+    flat = [t for group in groups for t in group]
+    valid = outcomes.valid
+    figures = measure(flat)
+    return {
+        "reward": float(rewards[valid].mean()) if valid.any() else None,
+        "constant_groups": sum(is_constant(outcomes, i) for i in range(len(groups))) / len(groups),
+        "singletons": int((valid.sum(1) == 1).sum()),
+        "unscored": int((~valid).sum()),
+        **{name: figures[name] for name in ("success", "violation_rate", "mean_tool_calls", "failures", "stops")},
+    }
+
+
+def evaluate_now(run: Run) -> dict[str, Any]:
+    e = run.config.evaluation
+    return evaluate(run, stage="rl", split=e.split, episodes=e.every_episodes or e.episodes, seed=e.seed)

@@ -1,0 +1,370 @@
+"""A run: open what the stages share, run them in order, evaluate between them, write the report."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import platform
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from agentrl_jax import __version__, sharding
+from agentrl_jax.errors import UserError
+from agentrl_jax.learner.score import make_logprobs
+from agentrl_jax.learner.state import LearnerState
+from agentrl_jax.models import llama
+from agentrl_jax.protocol import Suite
+from agentrl_jax.recipes import evaluate as evaluation
+from agentrl_jax.recipes import policy as policies
+from agentrl_jax.recipes.checks import check
+from agentrl_jax.recipes.config import RunConfig, stage_name
+from agentrl_jax.recipes.directory import Source, prepare
+from agentrl_jax.recipes.transcripts import transcript
+from agentrl_jax.rollout.buffer import Buffer
+from agentrl_jax.rollout.collect import EpisodePlan, collect
+from agentrl_jax.rollout.pool import Deadlines, Pool
+from agentrl_jax.rollout.records import Trajectory
+from agentrl_jax.runtime.checkpoint import Checkpoints
+from agentrl_jax.runtime.clock import Clock
+from agentrl_jax.runtime.engine import Engine
+from agentrl_jax.runtime.progress import Progress
+from agentrl_jax.runtime.publish import publish
+from agentrl_jax.runtime.sinks import RunSinks, write_json
+
+_TRANSCRIPTS_A_STEP = 2
+
+
+@dataclass
+class Run:
+    """What the stages of one run share, and where it stands: `step` in the stage, `at` over all stages."""
+
+    config: RunConfig
+    directory: Path
+    suite: Suite
+    policy: policies.Policy
+    engine: Engine
+    pool: Pool
+    sinks: RunSinks
+    progress: Progress
+    checkpoints: Checkpoints
+    mesh: jax.sharding.Mesh
+    params: Any
+    buffer: Buffer
+    clock: Clock = field(default_factory=Clock)
+    stage: str = "before"
+    stage_done: bool = False
+    step: int = 0
+    at: int = 0
+    version: int = 0  # publications so far
+    published: Any = None  # the params that the sampler holds
+    trained_tokens: int = 0
+    restored: dict[str, Any] | None = None
+    last_evaluated: Sequence[Trajectory] = ()
+    state: Any = None  # LearnerState, once a stage has begun
+    reference: Any = None  # the frozen anchor of a KL term, where there is one
+
+    # -- placement ---------------------------------------------------------------------------------------------
+
+    @cached_property
+    def rows(self) -> jax.sharding.NamedSharding:
+        return sharding.rows(self.mesh)
+
+    @cached_property
+    def everywhere(self) -> jax.sharding.NamedSharding:
+        return sharding.replicated(self.mesh)
+
+    @cached_property
+    def logprobs(self) -> Callable[..., Any]:
+        """(params, batch, entropy) -> per-token log-probs of the taken tokens, never [B, T, V]."""
+        model, remat = self.policy.model, self.config.remat
+        return make_logprobs(
+            lambda params, tokens, positions, ends: llama.hidden(model, params, tokens, positions, ends, remat),
+            lambda params: llama.unembedding(model, params),
+            temperature=self.config.rollout.temperature,
+            chunk=self.config.logprob_chunk,
+        )
+
+    # -- sampling ----------------------------------------------------------------------------------------------
+
+    def publish(self) -> None:
+        """Push the current params to the sampler, once a change."""
+        if self.published is not self.params:
+            with self.clock.phase("publish"):
+                self.version += 1
+                self.engine.publish(publish(self.policy.model, self.params), self.version)
+                self.published = self.params
+
+    def collect(self, plans: Sequence[EpisodePlan], *, temperature: float) -> Iterator[Trajectory]:
+        for found in collect(
+            plans,
+            self.engine,
+            self.pool,
+            self.policy.renderer,
+            max_turn_tokens=self.config.rollout.max_turn_tokens,
+            temperature=temperature,
+        ):
+            self.sinks.receipt(found.receipt.to_json())
+            yield found
+
+    # -- a stage's steps ---------------------------------------------------------------------------------------
+
+    def begin(self, optimizer: optax.GradientTransformation, *, reference: bool = False) -> tuple[LearnerState, int]:
+        """The learner's state at the start of the stage, or as a checkpoint left it, and the step to go on from.
+
+        With `reference` the params at the start of the stage are kept, frozen, as `self.reference`.
+        """
+        settings = self.config.sft if self.stage == "sft" else self.config.loop
+        assert settings is not None
+        opt_state = jax.jit(optimizer.init, out_shardings=self.everywhere)(self.params)
+        state = LearnerState(self.params, opt_state, jax.device_put(np.int32(0), self.everywhere))
+        self.reference = jax.jit(lambda params: jax.tree.map(jnp.copy, params))(self.params) if reference else None
+        start = 0
+        if self.restored is not None:
+            record, self.restored = self.restored, None
+            if record["stage"] == self.stage:
+                state, self.reference = self._restore(state)
+                start, self.stage_done = int(record["step"]), bool(record["done"])
+        self.params, self.state = state.params, state
+        self.progress.stage(self.stage, settings.steps, start)
+        return state, start
+
+    def _restore(self, template: LearnerState) -> tuple[LearnerState, Any]:
+        found = self.checkpoints.restore(self.at, self._tree(template)).state
+        self.published = None
+        return LearnerState(found["params"], found["opt_state"], found["step"]), found.get("reference")
+
+    def _tree(self, state: LearnerState) -> dict[str, Any]:
+        tree = state._asdict()
+        return tree if self.reference is None else {**tree, "reference": self.reference}
+
+    def learned(self, state: LearnerState, info: Any, *, trained_tokens: int) -> dict[str, Any]:
+        """Take in one update: refuse what is not finite, count, and return the figures of the step."""
+        self.state, self.params, self.published = state, state.params, None
+        self.step, self.at = self.step + 1, self.at + 1
+        self.trained_tokens += trained_tokens
+        figures = info.to_host()
+        if not figures["finite"]:
+            raise UserError(
+                f"stage {self.stage}, step {self.step}: the gradient is not finite (norm {figures['grad_norm']}); the "
+                "update was not applied. Lower the learning rate and start again under another name"
+            )
+        return {"trained_tokens": trained_tokens, **figures}
+
+    def record(self, row: dict[str, Any], *, done: bool) -> None:
+        """Write the figures of a step; checkpoint when due."""
+        self.stage_done = done
+        row = {"stage": self.stage, "step": self.step, "at": self.at, "wall_s": round(self.clock.total(), 3), **row}
+        row["tokens_per_s"] = round(row["trained_tokens"] / self.clock.lap(), 1)
+        self.sinks.metrics(row)
+        write_json(self.directory / "timing.json", self.clock.seconds)
+        shown = ("loss", "success", "reward", "violation_rate", "tokens_per_s", "validation_success")
+        self.progress.update(self.step, **{name: row.get(name) for name in shown})
+        if done or self.step % self.config.checkpoints.every == 0:
+            with self.clock.phase("checkpoint"):
+                self.checkpoints.save(self.at, self._tree(self.state), self._position(done))
+
+    def _position(self, done: bool) -> dict[str, Any]:
+        return {
+            "stage": self.stage,
+            "step": self.step,
+            "at": self.at,
+            "done": done,
+            "seed": self.config.seed,
+            "version": self.version,
+            "trained_tokens": self.trained_tokens,
+            "seconds": self.clock.seconds,
+            "buffer": self.buffer.to_json(),
+        }
+
+    def transcribe(self, groups: Sequence[Sequence[Trajectory]], rewards: np.ndarray, advantages: np.ndarray) -> None:
+        """A few transcripts of the step, those with the largest advantages first: they say what it learned."""
+        flat = [(abs(float(advantages[p, t.member])), p, t) for p, group in enumerate(groups) for t in group]
+        for _, p, t in sorted(flat, key=lambda item: -item[0])[:_TRANSCRIPTS_A_STEP]:
+            reward, advantage = float(rewards[p, t.member]), float(advantages[p, t.member])
+            row = transcript(t, self.policy.tokenizer, reward=reward, advantage=advantage)
+            self.sinks.transcript({"stage": self.stage, "step": self.step, "at": self.at, **row})
+
+    def evaluated(self, row: dict[str, Any]) -> None:
+        self.sinks.evaluation(row)
+        self.progress.note(
+            f"{row['split']} success {100 * row['success']:.1f} %, violations {100 * row['violation_rate']:.1f} %, "
+            f"{row['mean_tool_calls']:.1f} tool calls ({row['scored']} episodes)"
+        )
+
+    def assert_compiled_once(self, *pieces: Any) -> None:
+        """Every device function of the stage met one shape: a second compilation is a defect, never a slow step."""
+        sizes: dict[str, int] = dict(self.engine.cache_sizes())
+        for piece in pieces:
+            sizes |= piece.cache_sizes() if hasattr(piece, "cache_sizes") else {"credit": piece._cache_size()}
+        again = {name: size for name, size in sizes.items() if size > 1}
+        if again:
+            raise RuntimeError(f"device functions compiled more than once: {again}")
+
+
+def train(
+    config: RunConfig, directory: Path, *, resume: bool = False, quiet: bool = False, source: Source | None = None
+) -> dict[str, Any]:
+    """Run every stage of a config; returns the summary that is also written to `summary.json`.
+
+    `source` is where the config came from, kept with the run for `evaluate_run`. With `resume` it goes on from the
+    newest checkpoint in `directory`, to the same parameters bit for bit.
+
+    Raises `UserError` for anything the user can put right, before anything is written.
+    """
+    check(config)
+    prepare(config, directory, resume=resume, source=source)
+    with ExitStack() as stack:
+        run = open_run(config, directory, stack, resume=resume, quiet=quiet)
+        stack.enter_context(jax.transfer_guard("disallow"))
+        if not _has_evaluation(run, "before"):
+            _evaluate_around(run, "before")
+        for index, stage in enumerate(config.stages):
+            name = stage_name(stage)
+            if run.restored is not None and _index(config, run.restored["stage"]) > index:
+                continue
+            run.stage, run.stage_done = name, False
+            run.step = int(run.restored["step"]) if run.restored is not None and run.restored["stage"] == name else 0
+            stage(run)
+            if not _has_evaluation(run, name, final=True):
+                _evaluate_around(run, name)
+        summary = summarize(run)
+        write_json(run.directory / "summary.json", summary)
+    from agentrl_jax.report.html import build
+
+    build(directory)
+    return summary
+
+
+def open_run(
+    config: RunConfig, directory: Path, stack: ExitStack, *, resume: bool, quiet: bool, evaluating: bool = False
+) -> Run:
+    suite = config.environment.load()
+    policy = policies.describe(config, suite)
+    mesh = sharding.make_mesh()
+    everywhere = sharding.replicated(mesh)
+    checkpoints = Checkpoints(directory / "checkpoints", keep=config.checkpoints.keep)
+    stack.callback(checkpoints.close)
+    latest = checkpoints.latest() if resume else None
+    params = policies.initial_params(config, policy, everywhere)
+    r = config.rollout
+    deadlines = Deadlines(
+        start=r.start_deadline_s, reset=r.step_deadline_s, step=r.step_deadline_s, verify=r.step_deadline_s
+    )
+    pool = Pool(config.environment, workers=r.workers, deadlines=deadlines)
+    stack.callback(pool.close)
+    engine = Engine(
+        policy.model,
+        slots=r.slots,
+        context=r.context,
+        bank=r.bank,
+        prefill_chunk=r.prefill_chunk,
+        decode_steps=r.decode_steps,
+        stop_ids=policy.renderer.stop_ids,
+        seed=config.seed,
+        sharding=everywhere,
+    )
+    run = Run(
+        config=config,
+        directory=directory,
+        suite=suite,
+        policy=policy,
+        engine=engine,
+        pool=pool,
+        sinks=stack.enter_context(RunSinks(directory / "evaluation" if evaluating else directory)),
+        progress=stack.enter_context(Progress(config.name, quiet=quiet)),
+        checkpoints=checkpoints,
+        mesh=mesh,
+        params=params,
+        buffer=Buffer(1 if config.loop is None else config.loop.group),
+    )
+    if latest is not None:
+        _go_back_to(run, checkpoints.record(latest))
+    return run
+
+
+def _go_back_to(run: Run, record: dict[str, Any]) -> None:
+    """Take up a checkpoint's position; rows written after it are dropped, since they will be written again."""
+    run.restored, run.at, run.version = record, int(record["at"]), int(record["version"])
+    run.trained_tokens, run.clock = int(record["trained_tokens"]), Clock(record["seconds"])
+    run.buffer = Buffer.from_json(record["buffer"])
+    dropped = run.sinks.truncate_after(lambda row: row["at"] > run.at)
+    run.progress.note(f"resumed at {record['stage']} step {record['step']}; {dropped} later rows will be written again")
+
+
+def _evaluate_around(run: Run, stage: str) -> None:
+    e = run.config.evaluation
+    run.publish()
+    row = evaluation.evaluate(run, stage=stage, split=e.split, episodes=e.episodes, seed=e.seed)
+    run.evaluated({**row, "final": True})
+
+
+def _evaluations(run: Run) -> list[dict[str, Any]]:
+    path = run.directory / "evaluations.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def _has_evaluation(run: Run, stage: str, *, final: bool = True) -> bool:
+    return any(row["stage"] == stage and row.get("final", False) == final for row in _evaluations(run))
+
+
+def _index(config: RunConfig, stage: str) -> int:
+    return [stage_name(s) for s in config.stages].index(stage)
+
+
+def evaluate_run(config: RunConfig, directory: Path) -> dict[str, Any]:
+    """Evaluate the newest checkpoint of a run with the `evaluation` settings of `config`; the run is left as it is."""
+    check(config)
+    with ExitStack() as stack:
+        run = open_run(config, directory, stack, resume=False, quiet=True, evaluating=True)
+        latest = run.checkpoints.latest()
+        if latest is None:
+            raise UserError(f"{directory}: no checkpoint to evaluate yet; let the run reach one (checkpoints.every)")
+        record = run.checkpoints.record(latest)
+        run.params = run.checkpoints.restore_params(latest, run.params)
+        run.stage, run.step, run.at = record["stage"], record["step"], record["at"]
+        e = config.evaluation
+        run.publish()
+        return evaluation.evaluate(run, stage=run.stage, split=e.split, episodes=e.episodes, seed=e.seed)
+
+
+def summarize(run: Run) -> dict[str, Any]:
+    """The figures of a finished run."""
+    finals = {row["stage"]: row for row in _evaluations(run) if row.get("final")}
+    last = finals[stage_name(run.config.stages[-1])]
+    names = {"before": "success_before"} | {s: f"success_after_{s}" for s in map(stage_name, run.config.stages)}
+    return {
+        "name": run.config.name,
+        "seed": run.config.seed,
+        **{names[stage]: finals[stage]["success"] for stage in names if stage in finals},
+        "violation_rate": last["violation_rate"],
+        "mean_tool_calls": last["mean_tool_calls"],
+        "evaluation_episodes": last["scored"],
+        "failures": last["failures"],
+        "trained_tokens": run.trained_tokens,
+        "optimizer_steps": run.at,
+        "parameters": llama.param_count(run.policy.model),
+        "wall_seconds": {name: round(s, 2) for name, s in run.clock.seconds.items()}
+        | {"total": round(run.clock.total(), 2)},
+        "versions": versions(run),
+    }
+
+
+def versions(run: Run) -> dict[str, str]:
+    names = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
+    found = {name: importlib.metadata.version(name) for name in names}
+    spec = run.suite.spec
+    found = {"agentrl-jax": __version__} | found
+    return found | {
+        "python": platform.python_version(),
+        f"environment {spec.name}": spec.version,
+        "verifier": run.suite.verifier_version,
+    }

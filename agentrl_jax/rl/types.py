@@ -1,0 +1,85 @@
+"""The type of every plug-in function of `rl`, in one place, and the metrics record they share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple, Protocol
+
+from jax import Array
+
+from agentrl_jax.batch import TokenBatch
+
+
+class Metrics(NamedTuple):
+    """Figures of a batch as parts that add up exactly over micro-batches and devices.
+
+    `sums` holds (sum, count) pairs, divided only at the very end; `maxima` holds running maxima.
+    """
+
+    sums: Mapping[str, tuple[Array, Array]]
+    maxima: Mapping[str, Array]
+
+
+class Advantage(Protocol):
+    """(rewards f32[G], valid bool[G]) -> f32[G], 0 where not valid."""
+
+    def __call__(self, rewards: Array, valid: Array, /) -> Array: ...
+
+
+class Ratio(Protocol):
+    """(logprobs, old_logprobs, action_mask, trajectory_ids), each [B, T] -> f32[B, T], 0 off actions."""
+
+    def __call__(self, logprobs: Array, old_logprobs: Array, action_mask: Array, trajectory_ids: Array, /) -> Array: ...
+
+
+class Surrogate(Protocol):
+    """(ratio, advantages), of one shape -> what is maximised, elementwise.
+
+    Positively homogeneous in the advantage: `f(r, c * a) = c * f(r, a)` for c >= 0.
+    """
+
+    def __call__(self, ratio: Array, advantages: Array, /) -> Array: ...
+
+
+class Kl(Protocol):
+    """(logprobs, ref_logprobs), of one shape -> elementwise estimate of KL(policy || reference)."""
+
+    def __call__(self, logprobs: Array, ref_logprobs: Array, /) -> Array: ...
+
+
+class Weights(Protocol):
+    """(action_mask, trajectory_ids, turn_ids), each [B, T], of the whole step -> f32[B, T], 0 off actions.
+
+    `keep` bool[N] takes trajectories out of the numerators and out of the denominators.
+    """
+
+    def __call__(
+        self,
+        action_mask: Array,
+        trajectory_ids: Array,
+        turn_ids: Array,
+        /,
+        *,
+        num_trajectories: int,
+        keep: Array | None = None,
+    ) -> Array: ...
+
+
+class Correction(Protocol):
+    """(old_logprobs, behavior_logprobs, action_mask, trajectory_ids), each [B, T] -> detached f32[B, T] >= 0."""
+
+    def __call__(
+        self, old_logprobs: Array, behavior_logprobs: Array, action_mask: Array, trajectory_ids: Array, /
+    ) -> Array: ...
+
+
+class Reward(Protocol):
+    """(violated bool, outcome f32, quality f32), of one shape -> rewards f32, elementwise."""
+
+    def __call__(self, violated: Array, outcome: Array, quality: Array, /) -> Array: ...
+
+
+class Loss(Protocol):
+    """(logprobs [B, T], entropy [B, T] or None, batch) -> a sum over tokens, and metrics whose names never change."""
+
+    def __call__(self, logprobs: Array, entropy: Array | None, batch: TokenBatch, /) -> tuple[Array, Metrics]: ...

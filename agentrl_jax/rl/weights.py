@@ -1,0 +1,101 @@
+"""How much each token counts in the loss. Computed once over all rows of a step, before any micro-batch.
+
+Every denominator is a count over the whole step, so the loss stays one weighted sum and splitting the
+rows over micro-batches or devices changes nothing. A trajectory that `keep` excludes leaves the numerator
+and the denominator; one whose advantages are all 0 (a constant group) still counts in the denominator.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from agentrl_jax.rl.types import Weights
+
+
+def token_mean(
+    action_mask: Array, trajectory_ids: Array, turn_ids: Array, *, num_trajectories: int, keep: Array | None = None
+) -> Array:
+    """`w = 1 / (action tokens of the step)`: every token alike, long trajectories weigh more.
+
+    Args:
+      action_mask: bool[B, T].
+      trajectory_ids: i32[B, T] 0..N-1; N where shared or padding.
+      turn_ids: i32[B, T], not used.
+      num_trajectories: N.
+      keep: bool[N] trajectories that count; None is all.
+
+    Returns:
+      f32[B, T], 0 off actions and on excluded trajectories.
+
+    Yu et al. 2025, DAPO (https://arxiv.org/abs/2503.14476).
+    """
+    del turn_ids
+    counted = _counted(action_mask, trajectory_ids, num_trajectories, keep)
+    return counted / jnp.maximum(jnp.sum(counted), 1.0)
+
+
+def sequence_mean(
+    action_mask: Array, trajectory_ids: Array, turn_ids: Array, *, num_trajectories: int, keep: Array | None = None
+) -> Array:
+    """`w = 1 / (trajectories * action tokens of this trajectory)`: every trajectory alike.
+
+    A token of a long trajectory counts less than one of a short one. Trajectories without an action
+    token are not counted. Arguments and result as in `token_mean`.
+
+    Shao et al. 2024, GRPO (https://arxiv.org/abs/2402.03300).
+    """
+    del turn_ids
+    counted = _counted(action_mask, trajectory_ids, num_trajectories, keep)
+    lengths = _lengths(counted, trajectory_ids, num_trajectories)
+    trajectories = jnp.maximum(jnp.sum((lengths > 0).astype(jnp.float32)), 1.0)
+    return counted / (trajectories * jnp.maximum(lengths, 1.0)[_safe(trajectory_ids, num_trajectories)])
+
+
+def constant(length: float) -> Weights:
+    """`w = 1 / (trajectories * length)`: a sum over tokens with a divisor that no batch can change.
+
+    Args:
+      length: the same for the whole run: the most action tokens that a trajectory may have (Dr. GRPO),
+        or 1 for the plain sum over a trajectory (REINFORCE, RLOO).
+
+    Returns:
+      A weights function; its arguments and result are as in `token_mean`.
+
+    Raises:
+      ValueError: `length` is not positive.
+
+    Liu et al. 2025, Dr. GRPO (https://arxiv.org/abs/2503.20783).
+    """
+    if not length > 0:
+        raise ValueError(f"constant: length: expected a number above 0, got {length}")
+
+    def weights(
+        action_mask: Array, trajectory_ids: Array, turn_ids: Array, *, num_trajectories: int, keep: Array | None = None
+    ) -> Array:
+        del turn_ids
+        counted = _counted(action_mask, trajectory_ids, num_trajectories, keep)
+        lengths = _lengths(counted, trajectory_ids, num_trajectories)
+        trajectories = jnp.maximum(jnp.sum((lengths > 0).astype(jnp.float32)), 1.0)
+        return counted / (trajectories * length)
+
+    return weights
+
+
+def _safe(trajectory_ids: Array, num_trajectories: int) -> Array:
+    return jnp.clip(trajectory_ids, 0, num_trajectories)
+
+
+def _counted(action_mask: Array, trajectory_ids: Array, num_trajectories: int, keep: Array | None) -> Array:
+    """f32[B, T], 1 on the action tokens of trajectories that count."""
+    if keep is None:
+        keep = jnp.ones((num_trajectories,), jnp.bool_)
+    kept = jnp.append(jnp.asarray(keep), False)[_safe(trajectory_ids, num_trajectories)]
+    return (action_mask & kept).astype(jnp.float32)
+
+
+def _lengths(counted: Array, trajectory_ids: Array, num_trajectories: int) -> Array:
+    """f32[N + 1] action tokens per trajectory; the last entry is that of shared tokens and padding."""
+    ids = _safe(trajectory_ids, num_trajectories)
+    return jax.ops.segment_sum(counted.reshape(-1), ids.reshape(-1), num_trajectories + 1)

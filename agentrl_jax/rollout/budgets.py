@@ -1,0 +1,115 @@
+"""Budgets of one episode: what may still be done, what was spent, and when enough is enough."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from agentrl_jax.protocol import Action, Budget, Message, Observation, Status, StopReason, Tool
+from agentrl_jax.rollout.records import Ledger
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvidenceRule:
+    """Stop once `patience` measured exchanges in a row each gained less than `threshold`."""
+
+    threshold: float
+    patience: int
+
+
+class Meter:
+    """Admits or refuses the actions of one episode and keeps its ledger.
+
+    `admit(action)` gives None, or the sentence that names the budget in the way; `perform` and `deny` book the
+    action, `settle` books the answer, and `exhausted()` says whether the episode must stop now.
+
+    A refused turn spends no step, so that the reserve is still there to finish in; refused turns are limited by
+    `Budget.retries` as turns answered with `invalid_action` are, each counted apart. Without `finishing` tools there is
+    nothing to reserve for, and `reserve_*` have no effect. A turn is admitted or refused as a whole.
+    """
+
+    def __init__(
+        self,
+        budget: Budget,
+        tools: Sequence[Tool] = (),
+        *,
+        evidence: EvidenceRule | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.budget, self._evidence, self._clock = budget, evidence, clock
+        self._writing = {tool.name for tool in tools if tool.writes}
+        self._finishing = set(budget.finishing)
+        self._started = clock()
+        self._dry = 0  # measured exchanges in a row under the evidence threshold
+        self._spent = dict.fromkeys(
+            ("steps", "tool_calls", "exploration", "writes", "retries", "denied", "tokens"), 0
+        )
+
+    def ledger(self) -> Ledger:
+        return Ledger(**self._spent, wall_s=round(self._clock() - self._started, 6))
+
+    def tokens_left(self) -> int:
+        return self.budget.tokens - self._spent["tokens"]
+
+    def spend_tokens(self, count: int) -> None:
+        self._spent["tokens"] += count
+
+    def admit(self, action: Action) -> str | None:
+        """None where the action may be performed, else which budget refuses it. Books nothing."""
+        budget, spent, names = self.budget, self._spent, [call.name for call in action.calls]
+        if not names:
+            return None  # text and unreadable calls cost a step and nothing else
+        finishes = all(name in self._finishing for name in names)
+        reserve = bool(self._finishing) and not finishes
+        writes = sum(name in self._writing and name not in self._finishing for name in names)
+        left = budget.tool_calls - spent["tool_calls"]
+        if len(names) > left:
+            return f"budget tool_calls: {left} of {budget.tool_calls} left, the turn makes {len(names)}"
+        if reserve and len(names) > left - budget.reserve_tool_calls:
+            return f"budget tool_calls: the last {budget.reserve_tool_calls} are kept for {self._closers()}"
+        if reserve and budget.steps - spent["steps"] <= budget.reserve_steps:
+            return f"budget steps: the last {budget.reserve_steps} are kept for {self._closers()}"
+        if spent["writes"] + writes > budget.write_actions:
+            return f"budget write_actions: all {budget.write_actions} are used"
+        return None
+
+    def perform(self, action: Action) -> None:
+        """Book an admitted action."""
+        spent = self._spent
+        spent["steps"] += 1
+        for call in action.calls:
+            spent["tool_calls"] += 1
+            if call.name in self._finishing:
+                continue
+            spent["writes" if call.name in self._writing else "exploration"] += 1
+
+    def deny(self, reason: str) -> Observation:
+        """Book a refused action and give the answer the policy sees."""
+        self._spent["denied"] += 1
+        return Observation(content=(Message(role="tool", content=f"denied: {reason}"),), status=Status.DENIED)
+
+    def settle(self, observation: Observation) -> None:
+        """Book the environment's answer."""
+        if observation.status is Status.INVALID_ACTION:
+            self._spent["retries"] += 1
+        if self._evidence is not None and observation.evidence_gain is not None:
+            self._dry = self._dry + 1 if observation.evidence_gain < self._evidence.threshold else 0
+
+    def exhausted(self) -> StopReason | None:
+        """Why the episode cannot go on, or None. Asked after every answer that did not end the task."""
+        budget, spent = self.budget, self._spent
+        if self._evidence is not None and self._dry >= self._evidence.patience:
+            return StopReason.LOW_EVIDENCE
+        if (
+            spent["steps"] >= budget.steps
+            or spent["tool_calls"] >= budget.tool_calls
+            or spent["retries"] > budget.retries
+            or spent["denied"] > budget.retries
+            or self._clock() - self._started >= budget.wall_s
+        ):
+            return StopReason.BUDGET
+        return StopReason.TOKEN_CAP if self.tokens_left() <= 0 else None
+
+    def _closers(self) -> str:
+        return ", ".join(sorted(self._finishing))

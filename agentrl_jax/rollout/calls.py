@@ -1,0 +1,153 @@
+"""How a tool call is written in a turn, and how a turn is read back: `LineCalls` and `JsonCalls`.
+
+Reading checks every call against the JSON Schema of its tool. What looks like a call and cannot be read is an
+`Action` with `error`, which names what was given and what was expected; the environment answers it as `invalid_action`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from agentrl_jax.protocol import Action, Tool, ToolCall
+from agentrl_jax.rollout.schema import SchemaError, check, coerce, read_json
+
+_WORD = re.compile(r"\s*([A-Za-z_][\w\-]*)")
+_ARGUMENT = re.compile(r"\s*([A-Za-z_]\w*)\s*=\s*")
+_QUOTED = re.compile(r'"((?:[^"\\]|\\\s*["\\])*)"')
+_ESCAPE = re.compile(r'\\\s*(["\\])')
+_BARE = re.compile(r"(.*?)(?=\s+[A-Za-z_]\w*\s*=|\s*$)", re.DOTALL)
+_PLAIN_VALUE = re.compile(r"-?[\w#][\w.\-:@]*")
+_BLOCK = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
+
+
+class CallFormat(Protocol):
+    """Writes a call as text, reads a turn's text, and tells the policy which tools there are."""
+
+    def write(self, call: ToolCall) -> str: ...
+    def parse(self, text: str, tools: Mapping[str, Tool]) -> Action: ...
+    def describe(self, tools: Sequence[Tool]) -> str: ...
+
+
+class LineCalls:
+    """One call a turn: `name key=value key=value`.
+
+    Values that hold anything but word characters and `. - : @ #` are quoted; objects and lists are JSON in quotes.
+    Space around `=` and just inside the quotes means nothing, so that the text of a word-level tokenizer, which puts
+    a space between any two words, reads the same. A turn whose first word is no tool and that holds no `key=` is
+    plain text.
+    """
+
+    def write(self, call: ToolCall) -> str:
+        return " ".join([call.name, *(f"{key}={self._value(value)}" for key, value in call.arguments.items())])
+
+    def parse(self, text: str, tools: Mapping[str, Tool]) -> Action:
+        word = _WORD.match(text)
+        name = word.group(1) if word else ""
+        if word is None or (name not in tools and not _ARGUMENT.match(text, word.end())):
+            return Action(text=text)
+        try:
+            if name not in tools:
+                raise SchemaError(f"unknown tool {name!r}; there are: {', '.join(sorted(tools))}")
+            arguments = self._arguments(text, word.end())
+            schema = tools[name].parameters
+            properties = schema.get("properties", {})
+            typed = {key: coerce(value, properties.get(key, {}), key) for key, value in arguments.items()}
+            check(typed, schema, f"{name}")
+        except SchemaError as error:
+            return Action(text=text, error=str(error))
+        return Action(text=text, calls=(ToolCall(name=name, arguments=typed),))
+
+    def describe(self, tools: Sequence[Tool]) -> str:
+        lines = [f"{tool.name} {_usage(tool)}".rstrip() + f": {tool.description}" for tool in tools]
+        return "\n".join(["Call one tool a turn as: name key=value key=value", *lines])
+
+    def _value(self, value: Any) -> str:
+        if isinstance(value, str):
+            text = value
+        else:
+            text = json.dumps(value)
+        if _PLAIN_VALUE.fullmatch(text):
+            return text
+        return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+    def _arguments(self, text: str, start: int) -> dict[str, str]:
+        arguments: dict[str, str] = {}
+        end = len(text.rstrip())
+        while start < end:
+            key = _ARGUMENT.match(text, start)
+            if key is None:
+                raise SchemaError(f"expected key=value, got {text[start:end].strip()!r:.60}")
+            name = key.group(1)
+            if name in arguments:
+                raise SchemaError(f"argument {name!r} is given twice")
+            value = _QUOTED.match(text, key.end())
+            if value is not None:
+                arguments[name] = _ESCAPE.sub(r"\1", value.group(1)).strip()
+            elif text[key.end() : key.end() + 1] == '"':
+                raise SchemaError(f"argument {name!r}: the quote is not closed")
+            else:
+                value = _BARE.match(text, key.end())
+                assert value is not None  # the pattern matches the empty text
+                arguments[name] = value.group(1).strip()
+            start = value.end()
+        return arguments
+
+
+class JsonCalls:
+    """Any number of calls a turn, each `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, text around them.
+
+    Text outside the blocks stays in `Action.text`; one unreadable block makes the whole turn an error, so that no
+    half of a turn is ever performed.
+    """
+
+    def write(self, call: ToolCall) -> str:
+        body = json.dumps({"name": call.name, "arguments": dict(call.arguments)}, ensure_ascii=False)
+        return f"<tool_call>{body}</tool_call>"
+
+    def parse(self, text: str, tools: Mapping[str, Tool]) -> Action:
+        blocks = _BLOCK.findall(text)
+        if "<tool_call>" in _BLOCK.sub("", text):
+            return Action(text=text, error="a <tool_call> is not closed by </tool_call>")
+        try:
+            calls = tuple(self._call(block, tools) for block in blocks)
+        except SchemaError as error:
+            return Action(text=text, error=str(error))
+        return Action(text=text, calls=calls)
+
+    def describe(self, tools: Sequence[Tool]) -> str:
+        lines = [
+            json.dumps({"name": tool.name, "description": tool.description, "parameters": dict(tool.parameters)})
+            for tool in tools
+        ]
+        head = 'Call a tool as: <tool_call>{"name": ..., "arguments": {...}}</tool_call>'
+        return "\n".join([head, *lines])
+
+    def _call(self, block: str, tools: Mapping[str, Tool]) -> ToolCall:
+        try:
+            body = read_json(block)
+        except ValueError as error:
+            raise SchemaError(f"a call must be JSON: {error}") from None
+        if not isinstance(body, dict) or not isinstance(body.get("name"), str):
+            raise SchemaError('a call must be {"name": text, "arguments": object}')
+        name, arguments = body["name"], body.get("arguments", {})
+        if name not in tools:
+            raise SchemaError(f"unknown tool {name!r}; there are: {', '.join(sorted(tools))}")
+        if not isinstance(arguments, dict):
+            raise SchemaError(f"{name}: arguments must be an object, got {type(arguments).__name__}")
+        check(arguments, tools[name].parameters, name)
+        return ToolCall(name=name, arguments=arguments)
+
+
+def _usage(tool: Tool) -> str:
+    properties = tool.parameters.get("properties", {})
+    required = set(tool.parameters.get("required", ()))
+    parts = [f"{key}=..." if key in required else f"[{key}=...]" for key in properties]
+    return " ".join(parts)
+
+
+LINE = LineCalls()
+JSON = JsonCalls()
+CALL_FORMATS: Mapping[str, CallFormat] = {"line": LINE, "json": JSON}

@@ -1,0 +1,284 @@
+"""Drive many episodes at once: a sampler on one side, environment workers on the other, neither waiting for the other.
+
+What is sampled depends on the plan only, never on timing: episode i runs in slot i mod Q, its turns draw from its own
+key, and which episodes share a prompt's computation follows from their places in the plan.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from agentrl_jax.protocol import Action, Attribution, Observation, Verdict
+from agentrl_jax.rollout.attribution import (
+    ReplayEvidence,
+    attribute,
+    failed_verdict,
+    judge_replay,
+    stop_of,
+    wants_replay,
+)
+from agentrl_jax.rollout.budgets import EvidenceRule
+from agentrl_jax.rollout.codec import to_json
+from agentrl_jax.rollout.episode import Act, Ask, Episode, EpisodePlan, Move, Renderer
+from agentrl_jax.rollout.play import play
+from agentrl_jax.rollout.pool import Pool
+from agentrl_jax.rollout.records import Trajectory
+from agentrl_jax.rollout.sampling import Sample, Sampler, SampleRequest
+from agentrl_jax.rollout.wire import Command, Failure, Finish, Perform, Replay, Reply, Reset
+
+__all__ = ["EpisodePlan", "collect", "play"]
+MAX_HEALS = 3  # per episode: an environment that loses its state more often than this is broken
+
+
+@dataclass(slots=True, eq=False)
+class _Run:
+    """An episode with its slot and its worker."""
+
+    plan: EpisodePlan
+    slot: int
+    worker: int
+    episode: Episode
+    unit: _Unit
+    resetting: bool = True
+    sampling: bool = False
+    lost: Failure | None = None  # the failure that a replay under way is to explain
+    queued: Command | None = None  # what to ask of the worker once its state is rebuilt
+    doom: Failure | None = None  # the environment is lost for good while the slot still samples
+    attribution: Attribution | None = None
+
+
+@dataclass(slots=True, eq=False)
+class _Unit:
+    """Episodes of one group that start together and share their prompt."""
+
+    plans: list[tuple[int, EpisodePlan]]  # (slot, plan)
+    resetting: int = 0
+    asks: dict[int, Ask] = field(default_factory=dict)  # by slot
+
+
+def collect(
+    plan: Sequence[EpisodePlan],
+    sampler: Sampler,
+    pool: Pool,
+    renderer: Renderer,
+    *,
+    max_turn_tokens: int,
+    temperature: float,
+    healing: bool = True,
+    evidence: EvidenceRule | None = None,
+) -> Iterator[Trajectory]:
+    """Run every episode of `plan` and yield each trajectory as it finishes, failed ones too, with their cause.
+
+    Members of a group that stand together in the plan start together, as many as slots and workers allow, and prefill
+    their common prompt once. A worker that dies or hangs is replaced and, with `healing`, its state is rebuilt
+    by replay where the environment allows it; no other episode waits. Closing the iterator early kills what runs.
+    """
+    driver = _Driver(plan, sampler, pool, renderer, max_turn_tokens, temperature, healing, evidence)
+    try:
+        yield from driver.run()
+    finally:
+        driver.abandon()
+
+
+class _Driver:
+    def __init__(self, plan: Sequence[EpisodePlan], sampler: Sampler, pool: Pool, renderer: Renderer,
+                 max_turn_tokens: int, temperature: float, healing: bool,
+                 evidence: EvidenceRule | None) -> None:  # fmt: skip
+        self.sampler, self.pool, self.renderer = sampler, pool, renderer
+        self.max_turn_tokens, self.temperature = max_turn_tokens, temperature
+        self.healing, self.evidence = healing, evidence
+        self.waiting = deque(_units(plan, sampler.slots, pool.workers))
+        self.by_slot: dict[int, _Run] = {}
+        self.by_worker: dict[int, _Run] = {}
+        self.finished: list[Trajectory] = []
+        self.limits = {"deadlines": to_json(pool.deadlines), "max_turn_tokens": max_turn_tokens}
+
+    def run(self) -> Iterator[Trajectory]:
+        while self.waiting or self.by_slot:
+            self._start_units()
+            replies = self.pool.poll(0.0 if self.sampler.busy else None)
+            for worker, reply in replies:
+                if worker in self.by_worker:
+                    self._on_reply(self.by_worker[worker], reply)
+            samples = self.sampler.advance() if self.sampler.busy else []
+            for sample in samples:
+                self._on_sample(self.by_slot[sample.slot], sample)
+            if not (replies or samples or self.sampler.busy):
+                stuck = ", ".join(f"{run.plan.task.id!r} ({run.slot})" for run in self.by_slot.values()) or "none"
+                raise RuntimeError(f"nothing is left to wait for; episodes (slots) not over: {stuck}")
+            finished, self.finished = self.finished, []
+            yield from finished
+
+    def abandon(self) -> None:
+        for worker in list(self.by_worker):
+            del self.by_worker[worker]
+            self.pool.release(worker)
+
+    def _start_units(self) -> None:
+        """Start every unit whose slots are free, in order; the first that lacks only workers holds back the rest."""
+        claimed: set[int] = set()
+        for unit in list(self.waiting):
+            slots = {slot for slot, _ in unit.plans}
+            if slots & self.by_slot.keys() or slots & claimed:
+                claimed |= slots  # an earlier unit keeps its turn in these
+                continue
+            workers = self._acquire(len(slots))
+            if workers is None:
+                return
+            self.waiting.remove(unit)
+            for worker, (slot, plan) in zip(workers, unit.plans, strict=True):
+                self._start(unit, worker, slot, plan)
+
+    def _acquire(self, count: int) -> list[int] | None:
+        workers: list[int] = []
+        while len(workers) < count:
+            worker = self.pool.acquire()
+            if worker is None:
+                for taken in reversed(workers):
+                    self.pool.release(taken)
+                return None
+            workers.append(worker)
+        return workers
+
+    def _start(self, unit: _Unit, worker: int, slot: int, plan: EpisodePlan) -> None:
+        episode = Episode(
+            plan, self.pool.spec, self.renderer, max_turn_tokens=self.max_turn_tokens, evidence=self.evidence
+        )
+        run = _Run(plan=plan, slot=slot, worker=worker, episode=episode, unit=unit)
+        self.by_slot[slot] = self.by_worker[worker] = run
+        unit.resetting += 1
+        self.pool.submit(worker, Reset(plan.task, plan.seed))
+
+    def _on_reply(self, run: _Run, reply: Reply) -> None:
+        if run.lost is not None:
+            self._on_replay(run, run.lost, reply)
+        elif isinstance(reply, Failure):
+            self._on_failure(run, reply)
+        elif isinstance(reply.value, Verdict):
+            self._close(run, reply.value)
+        elif isinstance(reply.value, Observation) and run.resetting:
+            self._on_reset(run, reply.value)
+        elif isinstance(reply.value, Observation):
+            self._move(run, run.episode.on_observation(reply.value, reply.wall_ms))
+
+    def _on_reset(self, run: _Run, observation: Observation) -> None:
+        move = run.episode.begin(observation)
+        if isinstance(move, Ask):
+            run.unit.asks[run.slot] = move
+        else:
+            self._move(run, move)
+        self._settle_unit(run)
+
+    def _settle_unit(self, run: _Run) -> None:
+        """Once the last of a unit's resets is answered, submit its prompts as one wave; equal ones are shared."""
+        unit, run.resetting = run.unit, False
+        unit.resetting -= 1
+        if unit.resetting:
+            return
+        leaders: dict[tuple[int, ...], int] = {}
+        for slot, ask in sorted(unit.asks.items()):
+            leader = leaders.setdefault(ask.ids, slot)
+            self._ask(self.by_slot[slot], ask, None if leader == slot else leader)
+
+    def _on_sample(self, run: _Run, sample: Sample) -> None:
+        run.sampling = False
+        if run.doom is not None:
+            self._fail(run, run.doom)
+        else:
+            self._move(run, run.episode.on_sample(sample))
+
+    def _move(self, run: _Run, move: Move) -> None:
+        if isinstance(move, Ask):
+            return self._ask(run, move, None)
+        if isinstance(move, Act):
+            command: Command = Perform(move.action)
+        else:
+            command = Finish(run.plan.task, run.episode.performed)
+        if run.lost is not None:
+            run.queued = command
+        else:
+            self.pool.submit(run.worker, command)
+
+    def _ask(self, run: _Run, ask: Ask, leader: int | None) -> None:
+        run.sampling = True
+        self.sampler.submit(
+            SampleRequest(
+                slot=run.slot, key=(*run.plan.key, ask.turn), ids=ask.ids, fresh=ask.fresh, share_with=leader,
+                max_tokens=ask.max_tokens, temperature=self.temperature,
+            )
+        )  # fmt: skip
+
+    def _on_failure(self, run: _Run, failure: Failure) -> None:
+        replayable = self.healing and not run.resetting and wants_replay(failure, self.pool.spec)
+        if replayable and run.episode.healed < MAX_HEALS:
+            run.lost = failure
+            self.pool.submit(run.worker, Replay(run.plan.task, run.plan.seed, self._asked(run)))
+        else:
+            self._lose(run, failure, None)
+
+    def _asked(self, run: _Run) -> tuple[Action, ...]:
+        """Every action the lost environment was asked to perform, the unanswered one last."""
+        pending = run.episode.pending
+        if pending is None or run.queued is not None:  # a queued action was never asked of it
+            return run.episode.performed
+        return (*run.episode.performed, pending)
+
+    def _on_replay(self, run: _Run, lost: Failure, reply: Reply) -> None:
+        actions = self._asked(run)
+        failure = reply if isinstance(reply, Failure) else None
+        observations = reply.replayed if isinstance(reply, Failure) else reply.value
+        assert isinstance(observations, tuple)
+        evidence = judge_replay(run.episode.hashes, observations, failure, len(actions) + 1)
+        run.lost = None
+        if evidence.finding != "not_reproduced":
+            return self._lose(run, lost, evidence)
+        run.episode.healed += 1
+        queued, run.queued = run.queued, None
+        if queued is not None:
+            self.pool.submit(run.worker, queued)
+        elif run.episode.pending is not None:
+            self._move(run, run.episode.on_observation(observations[-1], lost.wall_ms))
+
+    def _lose(self, run: _Run, failure: Failure, evidence: ReplayEvidence | None) -> None:
+        """The environment is gone for good: settle the cause, and end the episode as soon as its slot is idle."""
+        run.attribution = attribute(failure, evidence)
+        if run.sampling:
+            run.doom = failure
+        else:
+            self._fail(run, failure)
+
+    def _fail(self, run: _Run, failure: Failure) -> None:
+        assert run.attribution is not None
+        if run.episode.stop is None:  # else it had ended, and only its measurement is lost
+            run.episode.on_failure(stop_of(failure), failure.exception or failure.kind, failure.wall_ms)
+        run.unit.asks.pop(run.slot, None)
+        self._close(run, failure.value or failed_verdict(run.attribution))
+        if run.resetting:
+            self._settle_unit(run)
+
+    def _close(self, run: _Run, verdict: Verdict | None) -> None:
+        pool = self.pool
+        self.finished.append(
+            run.episode.trajectory(
+                verdict, run.attribution, verifier_version=pool.verifier_version, ref=pool.ref, limits=self.limits
+            )
+        )
+        del self.by_slot[run.slot], self.by_worker[run.worker]
+        pool.release(run.worker)
+
+
+def _units(plan: Sequence[EpisodePlan], slots: int, workers: int) -> list[_Unit]:
+    """Cut the plan where the group changes and where slots or workers run out; episode i has slot i mod `slots`."""
+    units: list[_Unit] = []
+    block = min(slots, workers)
+    for index, episode in enumerate(plan):
+        slot = index % slots
+        last = units[-1].plans if units else []
+        fits = bool(last) and last[-1][1].group == episode.group and len(last) < block and slot != 0
+        if fits:
+            last.append((slot, episode))
+        else:
+            units.append(_Unit(plans=[(slot, episode)]))
+    return units

@@ -1,0 +1,185 @@
+"""Trajectories to a `TokenBatch`: first-fit-decreasing into forest rows, each group's prompt stored once a tree."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from agentrl_jax.batch import Source, TokenBatch, validate
+from agentrl_jax.rollout.records import Trajectory
+
+_Array = np.ndarray
+
+
+@dataclass(frozen=True, slots=True)
+class _Branch:
+    """What one trajectory adds to its prompt, up to its last action: whatever came after teaches nothing."""
+
+    trajectory: Trajectory
+    id: int
+    end: int
+
+    @property
+    def size(self) -> int:
+        return self.end - self.trajectory.prompt_length
+
+
+@dataclass(frozen=True, slots=True)
+class _Tree:
+    branches: tuple[_Branch, ...]
+    size: int
+
+
+def pack(
+    groups: Sequence[Sequence[Trajectory]],
+    *,
+    rows: int,
+    width: int,
+    group_size: int,
+    pad_id: int,
+    vocab_size: int | None = None,
+) -> TokenBatch:
+    """A checked batch of exactly `rows` rows of `width` tokens that holds every trajectory with an action in it.
+
+    The id of a trajectory is `index of its group in groups * group_size + member`, N = len(groups) * group_size where a
+    token is shared or padding. The prompt of a group is stored once in each tree; a group that exceeds a row becomes
+    several trees, and so do members whose prompts differ. Rows are filled in an order that depends on sizes and ids
+    only, never on the order of `groups`. Credit and weights are 0, to be filled in by the objective.
+
+    Raises `ValueError` where a trajectory is longer than `width`, a member is not in 0..group_size-1 or is twice there,
+    or the trees need more than `rows` rows; the message names the trajectory and the setting.
+    """
+    trees = [tree for index, group in enumerate(groups) for tree in _trees(group, index, width, group_size)]
+    placed = _place(trees, width)
+    if len(placed) > rows:
+        raise ValueError(f"rows={rows}: the trajectories need {len(placed)} rows of width={width}; raise rows or width")
+    batch = _empty(rows, width, len(groups) * group_size, pad_id)
+    for row, row_trees in enumerate(placed):
+        column = 0
+        for tree in row_trees:
+            column = _write(batch, row, column, tree)
+    limit = int(batch.tokens.max(initial=0)) + 1 if vocab_size is None else vocab_size
+    return validate(batch, vocab_size=limit)
+
+
+def used_rows(batch: TokenBatch) -> int:
+    """How many rows hold any token; they come first."""
+    return int((batch.sources != Source.PADDING).any(axis=1).sum())
+
+
+def rows_needed(groups: Sequence[Sequence[Trajectory]], *, width: int, group_size: int) -> int:
+    """How many rows `pack` would fill."""
+    return len(_place([tree for i, group in enumerate(groups) for tree in _trees(group, i, width, group_size)], width))
+
+
+def _trees(group: Sequence[Trajectory], index: int, width: int, group_size: int) -> list[_Tree]:
+    seen: set[int] = set()
+    by_prompt: dict[tuple[int, ...], list[_Branch]] = {}
+    for trajectory in sorted(group, key=lambda t: t.member):
+        if not 0 <= trajectory.member < group_size or trajectory.member in seen:
+            raise ValueError(
+                f"task {trajectory.task.id!r}: member {trajectory.member} is outside 0..{group_size - 1} or there twice"
+            )
+        seen.add(trajectory.member)
+        end = _last_action(trajectory) + 1
+        if end == 0:
+            continue
+        if end > width:
+            raise ValueError(
+                f"width={width}: task {trajectory.task.id!r} member {trajectory.member} has {end} tokens; "
+                "raise width or lower the token budget"
+            )
+        branch = _Branch(trajectory, index * group_size + trajectory.member, end)
+        by_prompt.setdefault(trajectory.tokens[: trajectory.prompt_length], []).append(branch)
+    return [tree for prompt, branches in by_prompt.items() for tree in _split(len(prompt), branches, width)]
+
+
+def _split(prompt: int, branches: list[_Branch], width: int) -> list[_Tree]:
+    """The fewest trees by first-fit-decreasing whose prompt and branches fit a row."""
+    bins: list[list[_Branch]] = []
+    sizes: list[int] = []
+    for branch in sorted(branches, key=lambda b: (-b.size, b.trajectory.member)):
+        for place, size in enumerate(sizes):
+            if size + branch.size <= width:
+                bins[place].append(branch)
+                sizes[place] += branch.size
+                break
+        else:
+            bins.append([branch])
+            sizes.append(prompt + branch.size)
+    return [
+        _Tree(tuple(sorted(members, key=lambda b: b.trajectory.member)), size)
+        for members, size in zip(bins, sizes, strict=True)
+    ]
+
+
+def _place(trees: list[_Tree], width: int) -> list[list[_Tree]]:
+    def order(tree: _Tree) -> tuple[object, ...]:
+        first = tree.branches[0].trajectory
+        return (-tree.size, first.group, first.task.id, first.member, first.seed, first.tokens)
+
+    rows: list[list[_Tree]] = []
+    free: list[int] = []
+    for tree in sorted(trees, key=order):
+        for row, room in enumerate(free):
+            if tree.size <= room:
+                rows[row].append(tree)
+                free[row] -= tree.size
+                break
+        else:
+            rows.append([tree])
+            free.append(width - tree.size)
+    return rows
+
+
+def _last_action(trajectory: Trajectory) -> int:
+    for column in range(len(trajectory.action_mask) - 1, -1, -1):
+        if trajectory.action_mask[column]:
+            return column
+    return -1
+
+
+def _empty(rows: int, width: int, shared: int, pad_id: int) -> TokenBatch:
+    shape = (rows, width)
+    columns = np.broadcast_to(np.arange(width, dtype=np.int32), shape).copy()
+    return TokenBatch(
+        tokens=np.full(shape, pad_id, np.int32), parents=np.full(shape, -1, np.int32), subtree_ends=columns,
+        positions=np.zeros(shape, np.int32), trajectory_ids=np.full(shape, shared, np.int32),
+        turn_ids=np.zeros(shape, np.int32), sources=np.full(shape, Source.PADDING, np.int8),
+        action_mask=np.zeros(shape, np.bool_), behavior_logprobs=np.zeros(shape, np.float32),
+        advantages=np.zeros(shape, np.float32), weights=np.zeros(shape, np.float32),
+        policy_versions=np.full(shape, -1, np.int32),
+    )  # fmt: skip
+
+
+def _write(batch: TokenBatch, row: int, start: int, tree: _Tree) -> int:
+    """Lay the tree depth-first from column `start`; returns the column after it."""
+    first = tree.branches[0].trajectory
+    prompt, stop = first.prompt_length, start + tree.size
+    _copy(batch, row, start, first, 0, prompt)
+    batch.parents[row, start : start + prompt] = np.arange(start - 1, start + prompt - 1, dtype=np.int32)
+    batch.parents[row, start] = -1
+    batch.subtree_ends[row, start : start + prompt] = stop
+    column = start + prompt
+    for branch in tree.branches:
+        after = column + branch.size
+        _copy(batch, row, column, branch.trajectory, prompt, branch.end)
+        batch.parents[row, column:after] = np.arange(column - 1, after - 1, dtype=np.int32)
+        batch.parents[row, column] = start + prompt - 1
+        batch.subtree_ends[row, column:after] = after
+        batch.trajectory_ids[row, column:after] = branch.id
+        batch.turn_ids[row, column:after] = branch.trajectory.turn_ids[prompt : branch.end]
+        column = after
+    return column
+
+
+def _copy(batch: TokenBatch, row: int, column: int, trajectory: Trajectory, begin: int, end: int) -> None:
+    place = slice(column, column + end - begin)
+    batch.tokens[row, place] = trajectory.tokens[begin:end]
+    batch.sources[row, place] = trajectory.sources[begin:end]
+    batch.action_mask[row, place] = trajectory.action_mask[begin:end]
+    batch.behavior_logprobs[row, place] = trajectory.behavior_logprobs[begin:end]
+    batch.policy_versions[row, place] = trajectory.policy_versions[begin:end]
+    batch.positions[row, place] = np.arange(begin, end, dtype=np.int32)

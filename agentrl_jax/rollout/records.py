@@ -1,0 +1,205 @@
+"""What an episode leaves behind: the steps of a receipt, what was spent, and the trajectory that is trained on.
+
+Every record is frozen, picklable and has one JSON form (`to_json` / `from_json`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from agentrl_jax.batch import Source
+from agentrl_jax.protocol import (
+    Action,
+    Attribution,
+    EnvironmentRef,
+    Observation,
+    Status,
+    StopReason,
+    Task,
+    Verdict,
+)
+from agentrl_jax.rollout.codec import Record, digest
+
+GENESIS = "0" * 32
+
+
+def observation_hash(observation: Observation) -> str:
+    """A hash of what the policy can see of an observation: messages, status and end flags; never its latency."""
+    messages = [(message.role, message.content) for message in observation.content]
+    return digest(messages, str(observation.status), observation.terminated, observation.truncated)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ledger(Record):
+    """What an episode has spent. Exploration, writes and retries are counted apart."""
+
+    steps: int = 0  # actions the environment was asked to perform
+    tool_calls: int = 0  # = exploration + writes + finishing calls
+    exploration: int = 0  # calls of tools that neither write nor finish
+    writes: int = 0
+    retries: int = 0  # turns answered with `invalid_action`
+    denied: int = 0  # turns refused by a budget; the environment never saw them
+    tokens: int = 0  # tokens the policy produced
+    wall_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step(Record):
+    """One exchange of a receipt. `digest` chains it to the step before it.
+
+    `observation` is None where none came back: then `exception` says what happened instead.
+    A step with `performed=False` was answered by a budget and never reached the environment.
+    """
+
+    turn: int
+    action: Action
+    observation: Observation | None
+    observation_hash: str
+    wall_ms: float  # from the request to the answer, as the trainer saw it
+    performed: bool = True
+    exception: str | None = None  # the type of the exception, or how the call failed
+    digest: str = ""
+
+    @property
+    def status(self) -> Status:
+        return self.observation.status if self.observation is not None else Status.ERROR
+
+    def sealed(self, previous: str) -> Step:
+        """This step with `digest = hash(previous digest, every field of the step)`."""
+        return replace(self, digest=self._chain(previous))
+
+    def _chain(self, previous: str) -> str:
+        observation = self.observation
+        latency = (observation.latency_ms, observation.evidence_gain) if observation else None
+        calls = [(call.name, call.arguments) for call in self.action.calls]
+        action = (self.action.text, calls, self.action.error)
+        measured = (self.wall_ms, latency, self.performed, self.exception)
+        return digest(previous, self.turn, action, self.observation_hash, measured)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Receipt(Record):
+    """Everything needed to repeat an episode and to hold its result to account.
+
+    `replay_id` names what is repeated (environment, task, seed, performed actions); the chain of step
+    digests makes a changed, dropped or reordered step visible (`breach`).
+    """
+
+    environment: str
+    environment_version: str
+    verifier_version: str
+    tools: tuple[str, ...]
+    ref: EnvironmentRef | None  # None: played in process from a suite that has no name
+    task: Task
+    seed: int
+    reset_hash: str
+    steps: tuple[Step, ...]
+    ledger: Ledger
+    stop: StopReason
+    policy_versions: tuple[int, ...] = ()  # the distinct params that sampled the tokens
+    verdict: Verdict | None = None
+    attribution: Attribution | None = None
+    limits: Mapping[str, Any] | None = None  # deadlines and budget in force
+    healed: int = 0  # steps whose lost state was rebuilt by replay
+    replay_id: str = ""
+    trainer_version: str = ""
+
+    @property
+    def actions(self) -> tuple[Action, ...]:
+        """The actions the environment performed, in order."""
+        return tuple(step.action for step in self.steps if step.performed)
+
+    def breach(self) -> int | None:
+        """Index of the first step whose digest does not follow from the one before it; None if the chain holds."""
+        previous = GENESIS
+        for index, step in enumerate(self.steps):
+            if step.observation is not None and observation_hash(step.observation) != step.observation_hash:
+                return index
+            if step._chain(previous) != step.digest:
+                return index
+            previous = step.digest
+        return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trajectory(Record):
+    """The full record of one episode, token by token as it was sampled; nothing is ever re-encoded.
+
+    The per-token fields have one entry per token. `tokens[:prompt_length]` is the prompt, which the members of a
+    group share. A turn id counts assistant turns: an observation bears the id of the turn it answers, and the
+    prompt bears 0. Empty tokens mean that the environment never answered `reset`.
+    """
+
+    group: int
+    member: int
+    task: Task
+    seed: int
+    tokens: tuple[int, ...]
+    sources: tuple[int, ...]
+    action_mask: tuple[bool, ...]
+    behavior_logprobs: tuple[float, ...]
+    policy_versions: tuple[int, ...]
+    turn_ids: tuple[int, ...]
+    prompt_length: int
+    stop: StopReason
+    verdict: Verdict | None
+    attribution: Attribution | None
+    receipt: Receipt
+
+    @property
+    def unscored(self) -> bool:
+        """No verdict, or a verdict that measured nothing. Never the same as a score of 0."""
+        return self.verdict is None or self.verdict.outcome is None
+
+    @property
+    def valid(self) -> bool:
+        """Whether this member counts in its group's baseline and carries a loss."""
+        return not (self.unscored or (self.attribution is not None and self.attribution.leaves_batch))
+
+    @property
+    def success(self) -> bool:
+        return self.valid and self.verdict is not None and self.verdict.success
+
+    @property
+    def violated(self) -> bool:
+        return self.verdict is not None and self.verdict.violated
+
+    @property
+    def tool_calls(self) -> int:
+        return self.receipt.ledger.tool_calls
+
+    @property
+    def turns(self) -> int:
+        return len({turn for turn, chosen in zip(self.turn_ids, self.action_mask, strict=True) if chosen})
+
+    @property
+    def truncated(self) -> bool:
+        """A limit ended it, not the policy and not the task."""
+        return self.stop in (StopReason.TOKEN_CAP, StopReason.BUDGET, StopReason.TIMEOUT, StopReason.LOW_EVIDENCE)
+
+    @property
+    def oldest_version(self) -> int | None:
+        """The oldest params that sampled any of its tokens; None where a teacher wrote it."""
+        sampled = [v for v, s in zip(self.policy_versions, self.sources, strict=True) if s == Source.POLICY and v >= 0]
+        return min(sampled, default=None)
+
+
+def bounded(observation: Observation, max_chars: int) -> Observation:
+    """The observation with no message longer than `max_chars`: head and tail stay, the middle becomes a count.
+
+    A cut observation that was `ok` becomes `truncated`; one that fits comes back as it is.
+    """
+    if all(len(message.content) <= max_chars for message in observation.content):
+        return observation
+    messages = tuple(replace(message, content=_cut(message.content, max_chars)) for message in observation.content)
+    status = Status.TRUNCATED if observation.status is Status.OK else observation.status
+    return replace(observation, content=messages, status=status)
+
+
+def _cut(text: str, max_chars: int) -> str:
+    if len(text) <= max_chars:
+        return text
+    head, tail = max_chars - max_chars // 3, max_chars // 3
+    return f"{text[:head]}\n[{len(text) - head - tail} characters cut]\n{text[len(text) - tail :]}"

@@ -1,0 +1,267 @@
+"""Environment worker processes: `python -m agentrl_jax.rollout.worker FD`. Never imports JAX.
+
+The process that the pool starts is a seedbed: it imports the suite once and forks a worker for each socket it is
+handed (a few milliseconds each, memory shared). It outlives no trainer: when its control socket closes, it kills and
+reaps every worker. A worker hosts one environment at a time, in a session of its own, and serves many episodes in turn.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import gc
+import io
+import os
+import signal
+import socket
+import struct
+import sys
+import time
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from agentrl_jax.protocol import Environment, EnvironmentRef, Observation, Snapshot, Suite, Verdict
+from agentrl_jax.rollout.records import bounded
+from agentrl_jax.rollout.wire import (
+    Answer,
+    Command,
+    Failure,
+    Finish,
+    Note,
+    Perform,
+    Phase,
+    Ready,
+    Replay,
+    Reply,
+    Reset,
+    observation_fault,
+    receive,
+    send,
+    verdict_fault,
+)
+
+CONTROL = struct.Struct("!cI")  # b"F", 0: fork a worker for the attached socket; b"R", pid: reap
+STATUS = struct.Struct("!Ii")  # pid, wait status (-1: still alive)
+_OUTPUT_CHARS = 2_000
+
+
+class BoundedOutput(io.TextIOBase):
+    """Takes what an environment prints and keeps its head, its tail and a count."""
+
+    def __init__(self) -> None:
+        self.head, self.tail, self.count = "", "", 0
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, text: str) -> int:
+        self.count += len(text)
+        room = _OUTPUT_CHARS - len(self.head)
+        self.head += text[: max(room, 0)]
+        self.tail = (self.tail + text[max(room, 0) :][-_OUTPUT_CHARS:])[-_OUTPUT_CHARS:]
+        return len(text)
+
+    def read_back(self) -> str:
+        cut = self.count - len(self.head) - len(self.tail)
+        return f"{self.head}\n[{cut} characters cut]\n{self.tail}" if cut > 0 else self.head + self.tail
+
+
+class _Broken(Exception):
+    """Carries a failure out of a command."""
+
+    def __init__(self, failure: Failure) -> None:
+        self.failure = failure
+
+
+class Worker:
+    """Performs commands on one environment; every way to fail becomes a `Failure`."""
+
+    def __init__(self, suite: Suite, note: Callable[[Note], None], max_observation_chars: int) -> None:
+        self.suite, self._note, self._max_chars = suite, note, max_observation_chars
+        self._environment: Environment | None = None
+        self._initial: Snapshot | None = None
+
+    def handle(self, command: Command) -> Reply:
+        started = time.perf_counter()
+        try:
+            if isinstance(command, Perform):
+                value: Any = self._observe("step", lambda: self._world().step(command.action))
+            elif isinstance(command, Reset):
+                value = self._reset(command.task, command.seed)
+            elif isinstance(command, Replay):
+                value = self._replay(command)
+            else:
+                value = self._finish(command)
+        except _Broken as broken:
+            return broken.failure
+        return Answer(value, (time.perf_counter() - started) * 1e3)
+
+    def _world(self) -> Environment:
+        if self._environment is None:
+            raise RuntimeError("no environment is open: reset first")
+        return self._environment
+
+    def _guard(self, phase: Phase, call: Callable[[], Any], value: Verdict | None = None) -> Any:
+        try:
+            return call()
+        except BaseException as error:  # SystemExit too: an environment must not end its worker in silence
+            name = type(error).__name__
+            message = str(error)[:_OUTPUT_CHARS]
+            failure = Failure(kind="exception", phase=phase, message=message, exception=name, value=value)
+            raise _Broken(failure) from None
+
+    def _observe(self, phase: Phase, call: Callable[[], Any]) -> Observation:
+        observation = self._guard(phase, call)
+        if fault := observation_fault(observation):
+            raise _Broken(Failure(kind="garbage", phase=phase, message=fault))
+        return bounded(observation, self._max_chars)
+
+    def _reset(self, task: Any, seed: int) -> Observation:
+        self._abandon()
+        environment = self._environment = self._guard("reset", self.suite.make)
+        observation = self._observe("reset", lambda: environment.reset(task, seed))
+        self._initial = self._guard("reset", environment.snapshot)
+        return observation
+
+    def _abandon(self) -> None:
+        """Close what an episode that was given up left open; how that goes is nobody's concern any more."""
+        environment, self._environment = self._environment, None
+        if environment is not None:
+            with contextlib.suppress(Exception):
+                environment.close()
+
+    def _replay(self, command: Replay) -> tuple[Observation, ...]:
+        observations = [self._reset(command.task, command.seed)]
+        self._note(Note("step", observations[0]))
+        for action in command.actions:
+            observations.append(self._observe("step", lambda action=action: self._world().step(action)))
+            self._note(Note("step", observations[-1]))
+        return tuple(observations)
+
+    def _finish(self, command: Finish) -> Verdict:
+        environment, initial = self._world(), self._initial
+        assert initial is not None
+        self._note(Note("snapshot"))
+        final = self._guard("snapshot", environment.snapshot)
+        self._note(Note("verify"))
+        verdict = self._guard("verify", lambda: self.suite.verify(command.task, initial, command.actions, final))
+        if fault := verdict_fault(verdict):
+            raise _Broken(Failure(kind="garbage", phase="verify", message=fault))
+        self._note(Note("close"))
+        self._guard("close", environment.close, verdict)
+        self._environment = None
+        return verdict
+
+
+def serve(sock: socket.socket, suite: Suite | Failure, max_observation_chars: int) -> None:
+    """Perform the commands of `sock` until the other side closes it."""
+    if isinstance(suite, Failure):
+        send(sock, Ready(pid=os.getpid(), failure=suite))
+        return
+    send(sock, Ready(pid=os.getpid(), spec=suite.spec, verifier_version=suite.verifier_version))
+    worker = Worker(suite, lambda note: send(sock, note), max_observation_chars)
+    while True:
+        try:
+            command = receive(sock)
+        except (EOFError, OSError):
+            return
+        output = sys.stdout = sys.stderr = BoundedOutput()
+        reply = worker.handle(command)
+        if isinstance(reply, Failure) and output.count:
+            reply = dataclasses.replace(reply, output=output.read_back())
+        try:
+            send(sock, reply)
+        except OSError:
+            return
+        except Exception as error:  # the value does not pickle
+            send(sock, Failure(kind="garbage", phase="step", message=f"no value that can be sent: {error}"[:500]))
+
+
+def _load(ref: EnvironmentRef) -> Suite | Failure:
+    try:
+        return ref.load()
+    except BaseException as error:
+        message = f"environment {ref.target!r}: {error}"
+        return Failure(kind="exception", phase="start", message=message[:2000], exception=type(error).__name__)
+
+
+def _fork(control: socket.socket, handed: int, suite: Suite | Failure, max_chars: int) -> int:
+    pid = os.fork()
+    if pid:
+        os.close(handed)
+        return pid
+    code = 1
+    try:
+        os.setsid()
+        control.close()
+        os.set_inheritable(handed, False)  # a daemon that the environment leaves behind must not keep it open
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        with socket.socket(fileno=handed) as sock:
+            serve(sock, suite, max_chars)
+        code = 0
+    finally:
+        os._exit(code)
+
+
+def _reap(pid: int, patience_s: float = 1.0) -> int:
+    limit = time.monotonic() + patience_s
+    while True:
+        try:
+            done, status = os.waitpid(pid, os.WNOHANG)
+        except ChildProcessError:
+            return -1
+        if done:
+            return status
+        if time.monotonic() >= limit:
+            return -1
+        time.sleep(0.001)  # the pool has killed it: this lasts a scheduling slice
+
+
+def seedbed(control: socket.socket) -> None:
+    """Fork workers on request and reap them, until the control socket closes; then leave no process behind."""
+    ref, max_chars = receive(control)
+    suite = _load(ref)
+    gc.collect()
+    gc.freeze()  # keeps the collector from touching, and so copying, the pages that the workers share
+    children: set[int] = set()
+    try:
+        while True:
+            data, handed, _, _ = socket.recv_fds(control, CONTROL.size, 1)
+            if len(data) < CONTROL.size:
+                return
+            what, pid = CONTROL.unpack(data)
+            if what == b"F":
+                children.add(_fork(control, handed[0], suite, max_chars))
+            else:
+                status = _reap(pid) if pid in children else -1
+                if status != -1:
+                    children.discard(pid)
+                control.sendall(STATUS.pack(pid, status))
+    except OSError:
+        return
+    finally:
+        for pid in children:
+            _kill_group(pid)
+        for pid in children:
+            _reap(pid)
+
+
+def _kill_group(pid: int) -> None:
+    for kill in (os.killpg, os.kill):  # the group exists only once the child has called setsid
+        try:
+            kill(pid, signal.SIGKILL)
+        except (ProcessLookupError, PermissionError):
+            continue
+
+
+def main(argv: list[str]) -> NoReturn:
+    control = socket.socket(fileno=int(argv[0]))
+    null = os.open(os.devnull, os.O_RDWR)
+    for descriptor in (0, 1, 2):
+        os.dup2(null, descriptor)
+    seedbed(control)
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,1 @@
+"""Arrays meet the world: engine, publication, checkpoints, files, the loop."""

@@ -1,0 +1,33 @@
+"""Publication: the learner's params become the sampler's. Cast, laid out for decoding, copied, resharded."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from agentrl_jax.models.llama import LlamaConfig, unstack
+
+
+def publish(config: LlamaConfig, params: Any, sharding: Any = None) -> Any:
+    """Params for the sampler that share no buffer with `params`: the learner may donate its own afterwards.
+
+    `sharding` places the result (None: where the compiler leaves it).
+    """
+    return _publisher(config, sharding)(params)
+
+
+def cache_size(config: LlamaConfig, sharding: Any = None) -> int:
+    """How often the publication of this config was compiled."""
+    return _publisher(config, sharding)._cache_size()
+
+
+@lru_cache(maxsize=8)
+def _publisher(config: LlamaConfig, sharding: Any) -> Any:
+    def lay_out(params: Any) -> Any:
+        # jit hands an untouched argument straight back, with the caller's buffer; copy forbids that.
+        return jax.tree.map(jnp.copy, unstack(config, params))
+
+    return jax.jit(lay_out) if sharding is None else jax.jit(lay_out, out_shardings=sharding)

@@ -1,0 +1,1 @@
+"""Decoding as a state machine: pure functions of arrays."""

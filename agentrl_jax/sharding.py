@@ -1,0 +1,79 @@
+"""One mesh, logical-axis rules, and placement. Imports nothing else of the package.
+
+Mesh axes: `data` (rows of the batch), `fsdp` (parameters, gathered when used), `tensor`
+(heads, MLP columns, vocabulary), `expert`. A logical axis is the name a parameter's or
+batch's dimension has in the model's own words; the rules say which mesh axis carries it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+AXES = ("data", "fsdp", "tensor", "expert")
+
+Rules = Mapping[str, str | tuple[str, ...] | None]
+
+RULES: Rules = {
+    "rows": ("data", "fsdp"),
+    "vocab": "tensor",
+    "width": "fsdp",
+    "heads": "tensor",
+    "kv_heads": "tensor",
+    "mlp": "tensor",
+    "expert": "expert",
+    "layers": None,
+}
+
+
+def make_mesh(
+    data: int = -1, fsdp: int = 1, tensor: int = 1, expert: int = 1, *, devices: Sequence[Any] | None = None
+) -> Mesh:
+    """A mesh over `devices` (all by default); an axis of -1 takes what the others leave.
+
+    Raises `ValueError` when the axes do not multiply to the number of devices.
+    """
+    found = list(jax.devices() if devices is None else devices)
+    shape = [data, fsdp, tensor, expert]
+    if shape.count(-1) > 1:
+        raise ValueError(f"mesh {dict(zip(AXES, shape, strict=True))}: at most one axis may be -1")
+    if -1 in shape:
+        shape[shape.index(-1)] = len(found) // max(1, int(np.prod([n for n in shape if n != -1])))
+    if int(np.prod(shape)) != len(found):
+        raise ValueError(
+            f"mesh {dict(zip(AXES, shape, strict=True))} needs {int(np.prod(shape))} devices, found {len(found)}"
+        )
+    return Mesh(np.asarray(found, dtype=object).reshape(shape), AXES)
+
+
+def spec(logical: Sequence[str | None], rules: Rules = RULES) -> PartitionSpec:
+    """The partition of an array whose dimensions carry these logical names. A name without a rule is an error."""
+    unknown = [name for name in logical if name is not None and name not in rules]
+    if unknown:
+        raise ValueError(f"logical axes {unknown} have no rule; known: {sorted(rules)}")
+    return PartitionSpec(*(None if name is None else rules[name] for name in logical))
+
+
+def shardings(mesh: Mesh, logical_tree: Any, rules: Rules = RULES) -> Any:
+    """A tree of `NamedSharding` for a tree whose leaves are tuples of logical axis names."""
+    return jax.tree.map(
+        lambda names: NamedSharding(mesh, spec(names, rules)), logical_tree, is_leaf=lambda x: isinstance(x, tuple)
+    )
+
+
+def rows(mesh: Mesh) -> NamedSharding:
+    """How batch rows [B, ...] are spread: over `data` and `fsdp`."""
+    return NamedSharding(mesh, spec(("rows",)))
+
+
+def replicated(mesh: Mesh) -> NamedSharding:
+    return NamedSharding(mesh, PartitionSpec())
+
+
+def put(tree: Any, sharding: Any) -> Any:
+    """Explicit placement of a host tree: the one way arrays enter the device side."""
+    return jax.device_put(tree, sharding)

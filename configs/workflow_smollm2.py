@@ -1,0 +1,58 @@
+"""The retail environment with free wording and real ids, and a real language model: SmolLM2-135M-Instruct.
+
+    agentrl models pull smollm2-135m
+    agentrl train configs/workflow_smollm2.py
+
+As shipped the model solves nothing. Demonstrations (24,000 action tokens at most) teach it the tools; reinforcement
+learning on its own episodes teaches it the decisions.
+"""
+
+from functools import partial
+
+from agentrl_jax.protocol import EnvironmentRef
+from agentrl_jax.recipes.config import Checkpoints, Evaluation, Loop, PretrainedPolicy, Rollout, RunConfig, Sft, Shown
+from agentrl_jax.recipes.rl import rl
+from agentrl_jax.recipes.sft import sft
+from agentrl_jax.rl.algorithms import grpo
+from agentrl_jax.rl.rewards import lexicographic
+
+
+def config() -> RunConfig:
+    return RunConfig(
+        name="workflow_smollm2",
+        environment=EnvironmentRef(
+            target="agentrl_envs.workflow:suite", options={"handles": "real", "wording": "free", "system": "none"}
+        ),
+        policy=PretrainedPolicy(path="smollm2-135m"),
+        stages=(sft, rl),
+        rollout=Rollout(workers=32, slots=32, context=384, max_turn_tokens=40, bank=8, decode_steps=8),
+        sft=Sft(
+            steps=48,
+            demonstrations=(Shown(count=600),),
+            rows=4,
+            width=512,
+            micro_rows=2,
+            learning_rate=1e-4,
+            warmup=4,
+            until_success=0.4,
+            check_every=12,
+            check_episodes=64,
+        ),
+        loop=Loop(
+            steps=30,
+            tasks=8,
+            group=8,
+            objective=grpo(beta=0.0),
+            reward=partial(lexicographic, broken=-0.5),
+            learning_rate=1e-5,
+            warmup=2,
+            width=1024,
+            micro_rows=1,
+            skip_constant_groups=True,
+            train_tasks=2048,
+        ),
+        evaluation=Evaluation(episodes=128, every=10, every_episodes=64),
+        checkpoints=Checkpoints(every=10),
+        remat=True,
+        logprob_chunk=256,
+    )

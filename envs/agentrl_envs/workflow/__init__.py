@@ -1,0 +1,66 @@
+"""A retail service's tenant: look up, then change what the customer asks for, or refuse what the policy forbids.
+
+Each episode has a tenant of its own in SQLite. Requests are sentences; the verifier compares the tenant before and
+after. `suite(...)` is the whole interface.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+from agentrl_jax.protocol import Budget, EnvironmentSpec, Suite
+
+from . import demonstrations, solve, tasks, tools, verifier, vocabulary
+from .env import WorkflowEnvironment
+from .options import KINDS, LOOKUP, MAX_CALLS, POLICIES, Options
+
+__all__ = ["KINDS", "LOOKUP", "POLICIES", "suite"]
+VERSION = "1"
+
+
+def suite(
+    handles: str = "short",
+    wording: str = "plain",
+    kinds: Sequence[str] | None = None,
+    policies: Sequence[str] | None = None,
+    system: str | None = None,
+    sloppiness: float = 0.6,
+    max_calls: int = MAX_CALLS,
+) -> Suite:
+    """The workflow suite.
+
+    `handles`: "short" (numbers 0..99) or "real" (`#W2611340`); `wording`: "plain" (few words) or "free" (natural
+    sentences). `kinds`: which requests, all of `KINDS` by default; a kind named twice comes twice as often, and
+    "lookup" adds trivial requests that teach copying a handle. `policies`: which rules hold (of `POLICIES`).
+    `system`: "none", "short" or "full" policy text; by default "none" for plain wording and "full" for free.
+    `sloppiness`: how often a demonstration has a fault. Unknown values raise ValueError and name the known ones.
+    """
+    options = Options(
+        handles=handles,
+        wording=wording,
+        kinds=KINDS if kinds is None else tuple(kinds),
+        policies=POLICIES if policies is None else tuple(policies),
+        system=system if system is not None else "full" if wording == "free" else "none",
+        sloppiness=sloppiness,
+        max_calls=max_calls,
+    )
+    finish = "finish"  # the same word in both dialects
+    spec = EnvironmentSpec(
+        name="workflow",
+        version=VERSION,
+        tools=tools.describe(handles),
+        budget=Budget(steps=max_calls, tool_calls=max_calls, write_actions=3, retries=4, finishing=(finish,)),
+        fork="native",
+        side_effects="isolated",
+    )
+    return Suite(
+        spec=spec,
+        make=lambda: WorkflowEnvironment(spec, options),
+        tasks=partial(tasks.tasks, options),
+        verify=partial(verifier.verify, options),
+        verifier_version=verifier.VERSION,
+        solve=partial(solve.solve, options),
+        demonstrate=partial(demonstrations.demonstrate, options),
+        vocabulary=partial(vocabulary.vocabulary, options),
+    )

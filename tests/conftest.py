@@ -1,0 +1,34 @@
+"""Settings of every test: CPU, 8 virtual devices, strict promotion. Warnings are errors by pyproject.toml.
+
+They are environment variables, set before anything imports JAX, so that tests of the JAX-free half stay free of JAX and
+so that processes which a test starts (the command line, a worker) run under the same rules.
+"""
+
+import os
+import sys
+
+import pytest
+
+DEVICES = 8
+# On two cores, 8 devices share few threads: a collective may wait long for its last participant. The defaults (a
+# warning after 20 s, an abort after 40 s) turn a busy machine into a failure. The abort stays below pytest's own
+# timeout, since it names the collective.
+COLLECTIVE_FLAGS = {
+    "--xla_force_host_platform_device_count": str(DEVICES),
+    "--xla_cpu_collective_call_warn_stuck_timeout_seconds": "60",
+    "--xla_cpu_collective_call_terminate_timeout_seconds": "240",
+}
+
+
+def _configure_jax() -> None:
+    if "jax" in sys.modules:
+        raise pytest.UsageError("jax was imported before tests/conftest.py could set its device count")
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    os.environ.setdefault("JAX_NUMPY_DTYPE_PROMOTION", "strict")
+    os.environ.setdefault("JAX_NUMPY_RANK_PROMOTION", "raise")
+    given = os.environ.get("XLA_FLAGS", "")
+    added = [f"{flag}={value}" for flag, value in COLLECTIVE_FLAGS.items() if flag not in given]
+    os.environ["XLA_FLAGS"] = " ".join([given, *added]).strip()
+
+
+_configure_jax()

@@ -1,0 +1,121 @@
+"""The whole loop through the command line: it finishes, it leaves what it promises, and it resumes bit for bit."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+CONFIG = Path(__file__).with_name("small_config.py")
+ROOT = Path(__file__).parents[2]
+LIMIT_S = 240
+
+
+def agentrl(*arguments: str, cwd: Path) -> subprocess.Popen[str]:
+    paths = [str(ROOT), str(ROOT / "envs")]
+    environment = dict(os.environ, PYTHONPATH=os.pathsep.join(paths), XLA_FLAGS="")
+    command = [sys.executable, "-W", "error", "-m", "agentrl_jax.cli.main", *arguments]
+    return subprocess.Popen(
+        command, cwd=cwd, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def finish(process: subprocess.Popen[str]) -> str:
+    out, err = process.communicate(timeout=LIMIT_S)
+    assert process.returncode == 0, err[-4000:]
+    return out
+
+
+def rows(directory: Path, name: str) -> list[dict]:
+    return [json.loads(line) for line in (directory / name).read_text().splitlines()]
+
+
+def parameters(directory: Path) -> dict[str, np.ndarray]:
+    """Every array of the newest checkpoint, read without a template."""
+    import jax
+    import orbax.checkpoint as ocp
+
+    with ocp.CheckpointManager(directory / "checkpoints") as manager, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # without a template the placement comes from the checkpoint, as is meant here
+        newest = manager.latest_step()
+        state = manager.restore(newest, args=ocp.args.Composite(state=ocp.args.PyTreeRestore()))["state"]
+    leaves = jax.tree_util.tree_leaves_with_path(state["params"])
+    return {jax.tree_util.keystr(path): np.asarray(leaf) for path, leaf in leaves}
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run from start to end in one go."""
+    home = tmp_path_factory.mktemp("straight")
+    finish(agentrl("train", str(CONFIG), cwd=home))
+    return home / "runs" / "small"
+
+
+def test_a_run_leaves_its_summary_and_report(straight: Path) -> None:
+    summary = json.loads((straight / "summary.json").read_text())
+    wanted = {"success_before", "success_after_sft", "success_after_rl", "violation_rate", "mean_tool_calls"}
+    assert wanted | {"trained_tokens", "wall_seconds", "seed", "versions"} <= set(summary)
+    assert summary["trained_tokens"] > 0 and summary["optimizer_steps"] == 10
+    page = (straight / "report.html").read_text()
+    assert page.startswith("<!doctype html>") and "http://" not in page.replace("http://www.w3.org/", "")
+
+
+def test_the_sampler_and_the_learner_agree(straight: Path) -> None:
+    deviations = [row["ratio_deviation_max"] for row in rows(straight, "metrics.jsonl") if row["stage"] == "rl"]
+    assert len(deviations) == 4 and max(deviations) < 1e-5
+
+
+def test_every_step_and_every_evaluation_is_written_once(straight: Path) -> None:
+    assert [row["at"] for row in rows(straight, "metrics.jsonl")] == list(range(1, 11))
+    stages = [(row["stage"], row.get("final", False)) for row in rows(straight, "evaluations.jsonl")]
+    assert stages == [("before", True), ("sft", True), ("rl", False), ("rl", True)]
+
+
+@pytest.mark.parametrize(("stop", "after"), [(signal.SIGKILL, 3), (signal.SIGKILL, 8), (signal.SIGINT, 7)])
+def test_p57_a_stopped_run_resumes_to_the_same_parameters(
+    straight: Path, tmp_path: Path, stop: signal.Signals, after: int
+) -> None:
+    process = agentrl("train", str(CONFIG), cwd=tmp_path)
+    directory = tmp_path / "runs" / "small"
+    metrics = directory / "metrics.jsonl"
+    deadline = time.monotonic() + LIMIT_S
+    while not (metrics.exists() and len(metrics.read_bytes().splitlines()) >= after):
+        assert process.poll() is None and time.monotonic() < deadline, process.communicate()[1]
+        time.sleep(0.01)
+    process.send_signal(stop)
+    _, err = process.communicate(timeout=LIMIT_S)
+    assert process.returncode == (130 if stop == signal.SIGINT else -stop), err
+    if stop == signal.SIGINT:
+        assert "--resume" in err and len(err.splitlines()) == 1
+
+    finish(agentrl("train", str(CONFIG), "--resume", cwd=tmp_path))
+    before, after_resume = parameters(straight), parameters(directory)
+    assert before.keys() == after_resume.keys()
+    for name, value in before.items():
+        np.testing.assert_array_equal(after_resume[name], value, err_msg=name)
+    volatile = {"wall_s", "tokens_per_s"}
+    for one, other in zip(rows(straight, "metrics.jsonl"), rows(directory, "metrics.jsonl"), strict=True):
+        assert {k: v for k, v in one.items() if k not in volatile} == {
+            k: v for k, v in other.items() if k not in volatile
+        }
+
+
+def test_eval_reads_the_newest_checkpoint(straight: Path) -> None:
+    found = json.loads(finish(agentrl("eval", str(straight), "evaluation.episodes=8", cwd=straight)))
+    final = rows(straight, "evaluations.jsonl")[-1]
+    assert {k: found[k] for k in ("success", "violation_rate", "stops")} == {
+        k: final[k] for k in ("success", "violation_rate", "stops")
+    }
+
+
+def test_replay_reproduces_a_receipt(straight: Path) -> None:
+    out = finish(agentrl("replay", f"{straight / 'receipts.jsonl'}:5", cwd=straight))
+    assert out.startswith("reproduced")

@@ -1,0 +1,40 @@
+"""Plays turns in an environment and verifies them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import pytest
+
+from agentrl_jax.protocol import Action, Observation, Snapshot, Suite, Task, ToolCall, Verdict
+
+
+class Played(NamedTuple):
+    verdict: Verdict
+    observations: list[Observation]
+    actions: list[Action]
+    initial: Snapshot
+    final: Snapshot
+
+
+def _play(suite: Suite, task: Task, turns: Sequence[ToolCall | str]) -> Played:
+    environment = suite.make()
+    environment.reset(task, 0)
+    initial = environment.snapshot()
+    observations, actions = [], []
+    for turn in turns:
+        calls = (turn,) if isinstance(turn, ToolCall) else ()
+        actions.append(Action(text=str(turn), calls=calls))
+        observations.append(environment.step(actions[-1]))
+        if observations[-1].terminated:
+            break
+    final = environment.snapshot()
+    environment.close()
+    return Played(suite.verify(task, initial, actions, final), observations, actions, initial, final)
+
+
+@pytest.fixture(scope="session")
+def play() -> Callable[[Suite, Task, Sequence[ToolCall | str]], Played]:
+    """play(suite, task, turns) -> Played"""
+    return _play

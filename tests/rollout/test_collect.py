@@ -1,0 +1,228 @@
+"""Episodes through real worker processes: failures become data, siblings go on, and timing changes nothing."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import fake_suites
+import pytest
+import scripted
+
+import agentrl_jax
+from agentrl_jax.protocol import Cause, EnvironmentRef, StopReason, Task, ToolCall
+from agentrl_jax.rollout.collect import EpisodePlan, collect
+from agentrl_jax.rollout.pool import Deadlines, Pool
+from agentrl_jax.rollout.records import Trajectory
+from agentrl_jax.rollout.replay import replay
+
+DEADLINES = Deadlines(start=20.0, reset=2.0, step=0.5, verify=0.5)
+ADD2, ADD3 = ToolCall(name="add", arguments={"n": 2}), ToolCall(name="add", arguments={"n": 3})
+FINISH = ToolCall(name="finish")
+GOOD = [ADD2, ADD3, FINISH]
+
+
+def _break(how: str) -> list[ToolCall | str]:
+    return [ADD2, ToolCall(name="break", arguments={"how": how}), ADD3, FINISH]
+
+
+def _plan(group: int, member: int, fault: str = "") -> EpisodePlan:
+    task = Task(id=f"t{group}-{fault}", split="train", data={"goal": 5, "fault": fault})
+    return EpisodePlan(group=group, member=member, task=task, seed=9, key=(group, member))
+
+
+def _run(pool, renderer, scripts, plan, *, slots=8, shuffle=None, healing=True) -> dict[int, Trajectory]:
+    sampler = scripted.ScriptedSampler(renderer, scripted.by_turn(scripts), slots=slots, shuffle=shuffle)
+    found = collect(plan, sampler, pool, renderer, max_turn_tokens=16, temperature=1.0, healing=healing)
+    return {t.group * 100 + t.member: t for t in found}
+
+
+@pytest.fixture
+def ref(tmp_path) -> EnvironmentRef:
+    return EnvironmentRef(target="fake_suites:counter", options={"scratch": str(tmp_path)})
+
+
+@pytest.fixture
+def pool(ref):
+    with Pool(ref, 8, DEADLINES) as pool:
+        yield pool
+
+
+def test_p45_one_exception_leaves_the_fifteen_siblings_alone(pool, renderer):
+    scripts = {m: _break("raise") if m == 7 else GOOD for m in range(16)}
+    done = _run(pool, renderer, scripts, [_plan(0, m) for m in range(16)], slots=16)
+    assert sorted(done) == list(range(16))
+    assert all(done[m].success for m in range(16) if m != 7)
+    lost = done[7]
+    assert lost.stop is StopReason.FAILURE and not lost.valid and lost.verdict is None
+    assert lost.attribution.cause is Cause.ENVIRONMENT
+    assert "ValueError" in lost.attribution.evidence and "the database is locked" in lost.attribution.evidence
+    assert lost.receipt.steps[-1].exception == "ValueError"
+
+
+def test_p47_p21_hang_is_bounded_and_stays_a_policy_failure(pool, renderer):
+    started = time.monotonic()
+    done = _run(pool, renderer, {0: _break("hang"), 1: GOOD}, [_plan(0, 0), _plan(0, 1)])
+    assert time.monotonic() - started < 10.0
+    hung = done[0]
+    assert hung.stop is StopReason.TIMEOUT and hung.attribution.cause is Cause.POLICY
+    assert hung.valid and hung.verdict.outcome is False, "a hang the policy can cause is never forgiven"
+    assert "0.5 s" in hung.attribution.evidence and hung.receipt.limits["deadlines"]["step"] == 0.5
+    assert done[1].success
+
+
+@pytest.mark.parametrize("how", ["once_crash", "once_hang"])
+def test_a_flaky_environment_is_healed_by_replay(pool, renderer, how):
+    (done,) = _run(pool, renderer, {0: _break(how)}, [_plan(0, 0)]).values()
+    assert done.success and done.receipt.healed == 1 and done.attribution is None
+    assert done.receipt.breach() is None
+
+
+def test_without_replay_a_hang_is_the_policys_and_a_crash_unknown(tmp_path, renderer):
+    ref = EnvironmentRef(target="fake_suites:counter", options={"fork": "none", "scratch": str(tmp_path)})
+    with Pool(ref, 4, DEADLINES) as pool:
+        done = _run(pool, renderer, {0: _break("once_hang"), 1: _break("once_crash")}, [_plan(0, 0), _plan(0, 1)])
+    assert done[0].attribution.cause is Cause.POLICY and done[1].attribution.cause is Cause.UNKNOWN
+    assert all(t.valid and t.verdict.outcome is False for t in done.values())
+
+
+def test_reproduced_crash_is_the_policys(pool, renderer):
+    (done,) = _run(pool, renderer, {0: _break("crash")}, [_plan(0, 0)]).values()
+    assert done.attribution.cause is Cause.POLICY and "SIGKILL" in done.attribution.evidence
+
+
+@pytest.mark.parametrize("how", ["none", "text", "unpicklable", "exit"])
+def test_garbage_is_the_environments(pool, renderer, how):
+    done = _run(pool, renderer, {0: _break(how), 1: GOOD}, [_plan(0, 0), _plan(0, 1)])
+    assert done[0].attribution.cause is Cause.ENVIRONMENT and not done[0].valid
+    assert done[1].success
+
+
+@pytest.mark.parametrize("fault", ["verify_raise", "verify_hang", "verify_crash", "verify_nan", "verify_garbage"])
+def test_a_broken_verifier_leaves_the_episode_unscored(pool, renderer, fault):
+    done = _run(pool, renderer, {0: GOOD, 1: GOOD}, [_plan(0, 0, fault), _plan(1, 1)])
+    lost = done[0]
+    assert lost.attribution.cause is Cause.EVALUATOR and lost.verdict is None and not lost.valid
+    assert lost.stop is StopReason.COMPLETED
+    assert done[101].success
+
+
+def test_p41_unscored_is_not_zero(pool, renderer):
+    (done,) = _run(pool, renderer, {0: GOOD}, [_plan(0, 0, "unscored")]).values()
+    assert done.unscored and not done.valid and done.verdict.outcome is None and done.attribution is None
+
+
+@pytest.mark.parametrize("fault", ["reset", "snapshot", "close"])
+def test_reset_snapshot_and_close_failures_are_the_environments(pool, renderer, fault):
+    done = _run(pool, renderer, {0: GOOD, 1: GOOD}, [_plan(0, 0, fault), _plan(0, 1)])
+    assert done[0].attribution.cause is Cause.ENVIRONMENT and not done[0].valid
+    assert done[1].success
+    assert (fault == "reset") == (done[0].tokens == ())
+
+
+def test_p50_what_an_environment_prints_and_says_is_bounded(pool, renderer):
+    done = _run(pool, renderer, {0: _break("loud"), 1: GOOD}, [_plan(0, 0, "print"), _plan(0, 1)])
+    step = done[0].receipt.steps[1]
+    assert step.status == "truncated" and len(step.observation.content[0].content) < 21_000
+    assert "80000 characters cut" in step.observation.content[0].content
+    assert done[1].success
+
+
+def test_kill_9_between_turns_is_healed(pool, renderer):
+    killed = []
+
+    def script(request):
+        turn = request.key[2]
+        if turn == 1 and request.key[1] == 0 and not killed:
+            killed.extend(pool.pids().values())
+            os.kill(killed[0], signal.SIGKILL)
+        return GOOD[turn]
+
+    sampler = scripted.ScriptedSampler(renderer, script, slots=4)
+    done = list(collect([_plan(0, m) for m in range(2)], sampler, pool, renderer, max_turn_tokens=16, temperature=1.0))
+    assert killed and all(t.success for t in done)
+    assert sum(t.receipt.healed for t in done) == 1
+
+
+def test_timing_and_worker_count_change_nothing(ref, renderer):
+    scripts = {m: [ADD2, "hello"] if m == 3 else GOOD for m in range(4)}
+    plan = [_plan(g, m) for g in range(5) for m in range(4)]
+    runs = []
+    for workers, shuffle in ((2, 1), (8, 2), (8, None)):
+        with Pool(ref, workers, DEADLINES) as pool:
+            done = _run(pool, renderer, scripts, plan, slots=6, shuffle=shuffle)
+        fields = ("tokens", "sources", "action_mask", "behavior_logprobs", "turn_ids", "stop", "verdict")
+        runs.append({key: [getattr(t, name) for name in fields] for key, t in done.items()})
+    assert len(runs[0]) == 20 and runs[0] == runs[1] == runs[2]
+
+
+def test_members_of_a_group_share_their_prompt(pool, renderer):
+    sampler = scripted.ScriptedSampler(renderer, scripted.by_turn(dict.fromkeys(range(4), GOOD)), slots=8)
+    plan = [_plan(g, m) for g in range(4) for m in range(4)]
+    list(collect(plan, sampler, pool, renderer, max_turn_tokens=16, temperature=1.0))
+    fresh = [request for request in sampler.requests if request.fresh]
+    assert len(fresh) == 16
+    assert sorted(r.slot for r in fresh if r.share_with is None) == [0, 0, 4, 4]
+    assert all(r.share_with == r.slot // 4 * 4 for r in fresh if r.share_with is not None)
+    assert len({request.key for request in sampler.requests}) == len(sampler.requests)
+
+
+def test_the_receipt_replays_and_divergence_is_named(pool, ref, renderer):
+    (done,) = _run(pool, renderer, {0: GOOD}, [_plan(0, 0)]).values()
+    assert replay(done.receipt) is None
+    from dataclasses import replace
+
+    other = replace(done.receipt, task=replace(done.receipt.task, data={"goal": 4, "fault": ""}))
+    found = replay(other)
+    assert found is not None and found.where == "reset" and "recorded versions" in found.why
+    step = replace(done.receipt.steps[1], wall_ms=0.0)
+    altered = replace(done.receipt, steps=(done.receipt.steps[0], step, *done.receipt.steps[2:]))
+    found = replay(altered)
+    assert found is not None and found.step == 1 and "altered" in found.why
+
+
+def test_a_hang_replays_as_a_hang(pool, renderer):
+    (done,) = _run(pool, renderer, {0: _break("hang")}, [_plan(0, 0)]).values()
+    assert replay(done.receipt) is None
+
+
+def test_closing_early_frees_the_workers(pool, renderer):
+    sampler = scripted.ScriptedSampler(renderer, scripted.by_turn({0: _break("hang"), 1: GOOD}), slots=2)
+    running = collect([_plan(0, 0), _plan(0, 1)], sampler, pool, renderer, max_turn_tokens=16, temperature=1.0)
+    assert next(running).member == 1
+    running.close()
+    assert [pool.acquire() for _ in range(8)].count(None) == 0
+
+
+def test_an_environment_that_cannot_be_built_says_so(renderer):
+    broken, stuck = (EnvironmentRef(target=f"fake_suites:{name}") for name in ("broken", "stuck"))
+    missing = r"fake_suites:broken.*the index file is missing"
+    with Pool(broken, 2, DEADLINES) as pool, pytest.raises(RuntimeError, match=missing):
+        _ = pool.spec
+    with Pool(stuck, 2, Deadlines(start=1.0)) as pool, pytest.raises(RuntimeError, match=r"deadlines\.start"):
+        _ = pool.spec
+
+
+def test_the_worker_module_loads_no_jax():
+    code = "import sys, agentrl_jax.rollout.worker, agentrl_jax.rollout.collect; print('jax' in sys.modules)"
+    root = Path(agentrl_jax.__file__).parent.parent
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=root, check=True)
+    assert out.stdout.strip() == "False"
+
+
+def test_no_process_is_left_and_no_worker_imports_jax(ref, renderer):
+    with Pool(ref, 4, DEADLINES) as pool:
+        _run(pool, renderer, dict.fromkeys(range(4), GOOD), [_plan(0, m) for m in range(4)])
+        pids = list(pool.pids().values())
+        assert len(pids) == 4
+        for pid in pids:
+            with open(f"/proc/{pid}/maps") as maps:
+                assert "jaxlib" not in maps.read()
+    assert not [pid for pid in pids if os.path.exists(f"/proc/{pid}")]
+
+
+assert fake_suites.TOOLS  # the module the workers import by name is the one this test sees

@@ -1,0 +1,50 @@
+"""The README's example environment, run as printed."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentrl_jax.protocol import Action, Status, Suite
+
+README = Path(__file__).resolve().parent.parent / "README.md"
+
+
+@pytest.fixture(scope="module")
+def suite() -> Suite:
+    blocks = re.findall(r"^```python\n(.*?)^```", README.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+    assert len(blocks) == 1
+    names: dict[str, Any] = {"__name__": "readme"}
+    exec(compile(blocks[0], str(README), "exec"), names)
+    return names["suite"]()
+
+
+def play(suite: Suite, actions):
+    task = suite.tasks("heldout", 1, 0)[0]
+    environment = suite.make()
+    environment.reset(task, seed=0)
+    initial = environment.snapshot()
+    observations = [environment.step(action) for action in actions(task)]
+    final = environment.snapshot()
+    environment.restore(final)
+    assert environment.snapshot() == final
+    return suite.verify(task, initial, actions(task), final), observations
+
+
+def test_reference_solution_succeeds(suite):
+    assert suite.solve is not None
+    solve = suite.solve
+    verdict, observations = play(suite, lambda task: [Action(text="", calls=(call,)) for call in solve(task)])
+    assert verdict.success and observations[-1].terminated
+
+
+def test_doing_nothing_and_a_malformed_call_fail(suite):
+    assert not play(suite, lambda task: [])[0].success
+    verdict, observations = play(suite, lambda task: [Action(text="say", error="say: number is missing")])
+    assert not verdict.success and observations[0].status is Status.INVALID_ACTION
+
+
+def test_splits_are_disjoint(suite):
+    seen = [{task.id for task in suite.tasks(split, 500, 0)} for split in ("train", "validation", "heldout")]
+    assert not seen[0] & seen[1] and not seen[0] & seen[2] and not seen[1] & seen[2]
