@@ -62,15 +62,16 @@ def validate(batch: TokenBatch, *, vocab_size: int) -> TokenBatch:
 
     Raises `ValueError` that names the field, the row and the column of the first breach.
     """
-    shape = np.shape(batch.tokens)
+    tokens: Any = batch.tokens
+    shape = np.shape(tokens)
     if len(shape) != 2:
         raise ValueError(f"TokenBatch.tokens: expected [B, T], got shape {shape}")
     for name, dtype in _DTYPES.items():
-        array = getattr(batch, name)
+        array: Any = getattr(batch, name)
         if array is None and name in _OPTIONAL:
             continue
         if not isinstance(array, np.ndarray) or array.shape != shape or array.dtype != dtype:
-            found = f"{type(array).__name__}{np.shape(array)} of {getattr(array, 'dtype', '?')}"
+            found = f"{type(array).__name__}{getattr(array, 'shape', '')} of {getattr(array, 'dtype', '?')}"
             raise ValueError(f"TokenBatch.{name}: expected {np.dtype(dtype)}{shape}, got {found}")
     columns = np.arange(shape[1], dtype=np.int32)[None]
     real = batch.sources != Source.PADDING

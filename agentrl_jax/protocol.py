@@ -238,6 +238,8 @@ class Suite:
     solve: Callable[[Task], Sequence[ToolCall | str]] | None = None
     demonstrate: Callable[[Task, int], Sequence[ToolCall | str]] | None = None
     vocabulary: Callable[[], Sequence[str]] | None = None  # texts that show every word the environment uses
+    handles: Callable[[], Sequence[str]] | None = None  # words that only name records: any may stand for any
+    drills: Callable[[int, int], Sequence[tuple[str, str]]] | None = None  # (count, seed) -> (request, right answer)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,7 +2,7 @@
 
     agentrl train configs/quickstart.py
 
-A 0.9 M parameter transformer with random parameters learns to look up orders, keep the shop's
+A 0.6 M parameter transformer with random parameters learns to look up orders, keep the shop's
 policy and act through tools in a real SQLite tenant.
 """
 
@@ -20,17 +20,38 @@ def config() -> RunConfig:
     return RunConfig(
         name="quickstart",
         environment=EnvironmentRef(
-            target="agentrl_envs.workflow:suite", options={"handles": "short", "wording": "plain"}
+            target="agentrl_envs.workflow:suite",
+            options={
+                "handles": "short",
+                "wording": "plain",
+                "kinds": ["cancel", "return", "exchange", "address", "payment"],
+                "policies": ["status", "stock"],
+            },
         ),
-        policy=TinyPolicy(),
+        policy=TinyPolicy(layers=3, width=128),
         stages=(sft, rl),
         rollout=Rollout(workers=64, slots=64, context=192, max_turn_tokens=12),
         sft=Sft(
-            steps=600,
-            demonstrations=(Shown(count=3000), Shown(count=1500, options={"kinds": ["lookup"]})),
+            steps=1000,
+            demonstrations=(Shown(count=2500),),
+            drills=4000,
+            rename_handles=True,
+            rows=16,
+            width=128,
+            micro_rows=16,
+            learning_rate=3e-3,
             until_success=0.35,
+            check_episodes=128,
         ),
-        loop=Loop(steps=80, objective=grpo(beta=0.0), reward=partial(lexicographic, broken=-1.0)),
-        evaluation=Evaluation(),
-        checkpoints=Checkpoints(),
+        loop=Loop(
+            steps=180,
+            objective=grpo(beta=0.0),
+            reward=partial(lexicographic, broken=-0.5),
+            learning_rate=5e-4,
+            schedule="cosine",
+            width=256,
+            micro_rows=8,
+        ),
+        evaluation=Evaluation(every=30),
+        checkpoints=Checkpoints(every=50),
     )

@@ -77,6 +77,8 @@ class Sft:
 
     steps: int = 300
     demonstrations: tuple[Shown, ...] = ()
+    drills: int = 0  # one-turn exercises of the environment that teach copying
+    rename_handles: bool = False  # give the records of each demonstration other names at every step
     rows: int = 16  # packed rows a step
     width: int = 256  # tokens a row
     micro_rows: int = 16

@@ -81,8 +81,8 @@ def rl(run: Run) -> None:
             batch, rewards, advantages = credit(batch, jax.device_put(outcomes, run.everywhere))
             for _ in range(loop.updates_per_batch):
                 state, info = update.step(state, batch, micro)
+            row = run.learned(state, info, trained_tokens=int(host.action_mask.sum()) * loop.updates_per_batch)
         rewards, advantages = jax.device_get((rewards, advantages))
-        row = run.learned(state, info, trained_tokens=int(host.action_mask.sum()) * loop.updates_per_batch)
         run.transcribe(groups, rewards, advantages)
         row |= step_figures(groups, outcomes, rewards)
         every = run.config.evaluation.every

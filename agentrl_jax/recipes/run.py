@@ -147,7 +147,7 @@ class Run:
         return tree if self.reference is None else {**tree, "reference": self.reference}
 
     def learned(self, state: LearnerState, info: Any, *, trained_tokens: int) -> dict[str, Any]:
-        """Take in one update: refuse what is not finite, count, and return the figures of the step."""
+        """Take in one update: wait for it, refuse what is not finite, count, and return the figures of the step."""
         self.state, self.params, self.published = state, state.params, None
         self.step, self.at = self.step + 1, self.at + 1
         self.trained_tokens += trained_tokens

@@ -11,7 +11,7 @@ from functools import partial
 
 from agentrl_jax.protocol import Budget, EnvironmentSpec, Suite
 
-from . import demonstrations, solve, tasks, tools, verifier, vocabulary
+from . import demonstrations, drills, solve, tasks, tools, verifier, vocabulary
 from .env import WorkflowEnvironment
 from .options import KINDS, LOOKUP, MAX_CALLS, POLICIES, Options
 
@@ -63,4 +63,6 @@ def suite(
         solve=partial(solve.solve, options),
         demonstrate=partial(demonstrations.demonstrate, options),
         vocabulary=partial(vocabulary.vocabulary, options),
+        handles=(lambda: [str(number) for number in range(100)]) if handles == "short" else None,
+        drills=partial(drills.drills, options) if handles == "short" else None,
     )

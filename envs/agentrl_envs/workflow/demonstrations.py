@@ -19,13 +19,15 @@ from .tenant import build
 SECOND_FAULT = 0.25  # probability that a faulty demonstration has a second fault
 
 # Weights of the faults by what the task expects. "harmless" ones cost calls; the others mostly cost the task.
+# Most weigh on habits (finishing early, acting unread, malformed calls); the teacher is more often careless than wrong
+# about the policy, since what a fitted policy cannot tell apart at all, reward teaches slowly.
 ALLOWED_FAULTS = {
-    "refuse_allowed": 20, "wrong_tool": 12, "wrong_record": 12, "early_finish": 12, "skip_lookup": 8,
-    "wrong_lookup": 10, "malformed": 10, "chatter": 6, "repeat_lookup": 10,
+    "early_finish": 34, "refuse_allowed": 10, "wrong_tool": 10, "wrong_record": 8, "skip_lookup": 8,
+    "wrong_lookup": 8, "malformed": 10, "chatter": 6, "repeat_lookup": 6,
 }  # fmt: skip
 REFUSAL_FAULTS = {
-    "ignore_policy": 40, "wrong_tool": 6, "wrong_record": 4, "early_finish": 10, "skip_lookup": 10,
-    "wrong_lookup": 8, "malformed": 8, "chatter": 5, "repeat_lookup": 9,
+    "early_finish": 36, "ignore_policy": 14, "wrong_tool": 6, "wrong_record": 4, "skip_lookup": 12,
+    "wrong_lookup": 8, "malformed": 8, "chatter": 5, "repeat_lookup": 7,
 }  # fmt: skip
 LOOKUP_FAULTS = {"refuse_allowed": 30, "skip_lookup": 10, "malformed": 30, "repeat_lookup": 30}
 

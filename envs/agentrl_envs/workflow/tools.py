@@ -61,7 +61,7 @@ def _customer(connection: sqlite3.Connection, arguments: Arguments) -> Reply:
         (handle,),
     )
     words = [f"customer {handle} methods", *(str(row[0]) for row in methods), "orders"]
-    words += [f"{order} {noun} {status}" for order, noun, status in orders]
+    words += [f"{noun} {order} {status}" for order, noun, status in orders]
     return Reply(" ".join(words), read=f"customer {handle}")
 
 

@@ -1,0 +1,126 @@
+"""What supervised steps learn from: a teacher's episodes and drills, as packed rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import tokenizers
+
+from agentrl_jax.batch import Source, TokenBatch
+from agentrl_jax.errors import UserError
+from agentrl_jax.protocol import (
+    Action,
+    EnvironmentRef,
+    EnvironmentSpec,
+    Message,
+    Observation,
+    Snapshot,
+    Suite,
+    Task,
+    Verdict,
+)
+from agentrl_jax.recipes.config import Sft, Shown
+from agentrl_jax.rollout.collect import play
+from agentrl_jax.rollout.packing import pack, used_rows
+from agentrl_jax.rollout.records import Trajectory
+from agentrl_jax.rollout.renderers import ChatRenderer
+
+
+def packed(ref: EnvironmentRef, renderer: ChatRenderer, settings: Sft, seed: int) -> TokenBatch:
+    """Every demonstration and drill, packed; raises `ValueError` for one that does not fit a row."""
+    shown = [t for part in settings.demonstrations for t in play_all(ref, renderer, part, seed)]
+    shown += recite_all(ref.load(), renderer, settings.drills, seed)
+    groups = [[replace(t, group=index)] for index, t in enumerate(t for t in shown if any(t.action_mask))]
+    rows = pack(groups, rows=len(groups), width=settings.width, group_size=1, pad_id=0)
+    return take(rows, np.arange(used_rows(rows)))
+
+
+def play_all(ref: EnvironmentRef, renderer: ChatRenderer, shown: Shown, seed: int) -> Iterator[Trajectory]:
+    """Episodes of the environment's own teacher, played in process."""
+    suite = EnvironmentRef(target=ref.target, options={**ref.options, **shown.options}).load()
+    if suite.demonstrate is None:
+        raise UserError(f"sft.demonstrations: the environment {suite.spec.name!r} offers no demonstrate()")
+    world = suite.make()
+    for index, task in enumerate(suite.tasks(shown.split, shown.count, seed)):
+        script = suite.demonstrate(task, seed + index)
+        yield play(suite, renderer, task, script, seed + index, environment=world)
+    world.close()
+
+
+def recite_all(suite: Suite, renderer: ChatRenderer, count: int, seed: int) -> Iterator[Trajectory]:
+    """One-turn trajectories of the environment's drills."""
+    if not count:
+        return
+    if suite.drills is None:
+        raise UserError(f"sft.drills={count}: the environment {suite.spec.name!r} offers no drills(); set sft.drills=0")
+    recital = _recital_suite()
+    for index, (request, answer) in enumerate(suite.drills(count, seed)):
+        task = Task(id=f"drill-{index}", split="train", kind="drill", data={"request": request})
+        yield play(recital, renderer, task, [answer], seed)
+
+
+class _Recital:
+    """A world with one request and nothing to act on."""
+
+    spec = EnvironmentSpec(name="recital", version="1", tools=())
+
+    def reset(self, task: Task, seed: int) -> Observation:
+        return Observation(content=(Message(role="user", content=task.data["request"]),))
+
+    def step(self, action: Action) -> Observation:
+        return Observation(content=(), terminated=True)
+
+    def snapshot(self) -> Snapshot:
+        return Snapshot(data=b"", hash="")
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """There is no state."""
+
+    def close(self) -> None:
+        """There is nothing to close."""
+
+
+def _recital_suite() -> Suite:
+    def verify(task: Task, initial: Snapshot, actions: Sequence[Action], final: Snapshot) -> Verdict:
+        return Verdict(outcome=True)
+
+    return Suite(spec=_Recital.spec, make=_Recital, tasks=lambda *_: (), verify=verify, verifier_version="1")
+
+
+def take(batch: TokenBatch, rows: np.ndarray) -> TokenBatch:
+    return TokenBatch(*(None if field is None else field[rows] for field in batch))
+
+
+def order(rows: int, seed: int, step: int, count: int) -> np.ndarray:
+    """The rows of one step: epochs are seeded permutations, so that any step can be recomputed alone."""
+    places = np.arange(step * count, (step + 1) * count)
+    epochs = {e: np.random.default_rng((seed, e)).permutation(rows) for e in np.unique(places // rows).tolist()}
+    return np.asarray([epochs[place // rows][place % rows] for place in places.tolist()])
+
+
+def token_ids(words: Iterable[str], tokenizer: tokenizers.Tokenizer) -> np.ndarray:
+    """Ids of the words that are one token each."""
+    found = (tokenizer.token_to_id(word) for word in words)
+    return np.asarray([index for index in found if index is not None], np.int32)
+
+
+def rename(batch: TokenBatch, handles: np.ndarray, rng: np.random.Generator) -> TokenBatch:
+    """Permute the handles of every tree of every row among themselves: the same episode under other names.
+
+    A handle stands for a record and means nothing by itself, so what a demonstration shows is to copy it; renamed anew
+    at each step, it cannot be learned by heart. `handles` i32[n]: token ids that may stand for one another.
+    """
+    if not len(handles):
+        return batch
+    roots = (batch.parents < 0) & (batch.sources != Source.PADDING)
+    tree = np.cumsum(roots.reshape(-1)).reshape(roots.shape)
+    _, tree = np.unique(tree, return_inverse=True)
+    tree = tree.reshape(roots.shape)
+    table: Any = np.tile(
+        np.arange(int(max(batch.tokens.max(), handles.max())) + 1, dtype=np.int32), (int(tree.max()) + 1, 1)
+    )
+    table[:, handles] = handles[np.argsort(rng.random((len(table), len(handles))), axis=1)]
+    return batch._replace(tokens=table[tree, batch.tokens])
