@@ -24,7 +24,7 @@ help:
 	@echo "make clean        remove .venv and caches; runs/ stays"
 
 quickstart: $(VENV)/.runtime
-	$(BIN)/agentrl train configs/quickstart.py
+	$(BIN)/agentrl train configs/quickstart.py $(if $(wildcard runs/quickstart/config.json),--resume)
 
 test: lint
 	$(BIN)/python -m pytest -n $(JOBS)

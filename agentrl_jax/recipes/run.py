@@ -288,6 +288,8 @@ def open_run(
     )
     if latest is not None:
         _go_back_to(run, checkpoints.record(latest))
+    elif resume:  # it stopped before its first checkpoint
+        run.sinks.truncate_after(lambda row: row["at"] > 0)
     return run
 
 

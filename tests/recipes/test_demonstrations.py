@@ -1,0 +1,61 @@
+"""Demonstrations: epochs that can be recomputed, and handles renamed without changing what is shown."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agentrl_jax.errors import UserError
+from agentrl_jax.protocol import EnvironmentRef
+from agentrl_jax.recipes.config import Sft, Shown
+from agentrl_jax.recipes.demonstrations import order, packed, rename, token_ids
+from agentrl_jax.rollout.renderers import TINY, ChatRenderer
+from agentrl_jax.rollout.tokenizer import build
+
+REF = EnvironmentRef(target="agentrl_envs.workflow:suite", options={"handles": "short"})
+
+
+@pytest.fixture(scope="module")
+def shown() -> tuple:
+    suite = REF.load()
+    assert suite.vocabulary and suite.handles
+    renderer = ChatRenderer(build(suite.vocabulary(), vocab_size=512), TINY, tools=suite.spec.tools, preamble="")
+    sft = Sft(demonstrations=(Shown(count=24),), drills=12, width=128)
+    return packed(REF, renderer, sft, 0), token_ids(suite.handles(), renderer.tokenizer), renderer
+
+
+@given(rows=st.integers(1, 40), count=st.integers(1, 20), step=st.integers(0, 30))
+@settings(max_examples=50, deadline=None)
+def test_every_epoch_shows_every_row_once(rows: int, count: int, step: int) -> None:
+    seen = np.concatenate([order(rows, 5, s, count) for s in range(step + 1)])
+    for epoch in range(len(seen) // rows):
+        assert sorted(seen[epoch * rows : (epoch + 1) * rows]) == list(range(rows))
+
+
+@given(seed=st.integers(0, 2**31))
+@settings(max_examples=25, deadline=None)
+def test_renaming_permutes_handles_tree_by_tree_and_touches_nothing_else(shown: tuple, seed: int) -> None:
+    batch, handles, _ = shown
+    renamed = rename(batch, handles, np.random.default_rng(seed))
+    is_handle = np.isin(batch.tokens, handles)
+    assert (np.isin(renamed.tokens, handles) == is_handle).all()
+    assert (renamed.tokens[~is_handle] == batch.tokens[~is_handle]).all()
+    roots = (batch.parents < 0) & (batch.sources != 0)
+    tree = np.cumsum(roots.reshape(-1)).reshape(roots.shape)
+    for number in np.unique(tree[is_handle]):
+        inside = is_handle & (tree == number)
+        pairs = set(zip(batch.tokens[inside].tolist(), renamed.tokens[inside].tolist(), strict=True))
+        assert len(pairs) == len({a for a, _ in pairs}) == len({b for _, b in pairs}), "one to one"
+
+
+def test_the_teacher_is_the_source_of_what_is_trained_on(shown: tuple) -> None:
+    batch, _, _ = shown
+    assert (batch.sources[batch.action_mask] == 5).all() and batch.action_mask.any(axis=1).all()
+
+
+def test_an_environment_without_drills_is_refused(shown: tuple) -> None:
+    real = EnvironmentRef(target=REF.target, options={"handles": "real"})
+    with pytest.raises(UserError, match=r"sft\.drills=3.*set sft\.drills=0"):
+        packed(real, shown[2], Sft(demonstrations=(Shown(count=1),), drills=3, width=512), 0)
