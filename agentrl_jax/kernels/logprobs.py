@@ -94,13 +94,16 @@ def _project(matrix: Array, chunk: _Chunk, temperature: float, entropy: bool) ->
     # Zeroed before the projection, not after: what stands in idle columns must not reach the gradient.
     hidden = jnp.where(chunk.active[:, :, None], chunk.hidden, jnp.zeros((), chunk.hidden.dtype))
     logits = jnp.einsum("bsd,vd->bsv", hidden, matrix, preferred_element_type=jnp.float32) * (1.0 / temperature)
-    normalizer = jax.nn.logsumexp(logits, axis=-1)
-    chosen = jnp.take_along_axis(logits, chunk.targets[:, :, None], axis=-1)[:, :, 0]
-    logprobs = jnp.where(chunk.active, chosen - normalizer, 0.0)
+    # From the peak down, before anything is added up: a logit of 20 is rounded to 2e-6, its distance to the peak less.
+    shifted = logits - lax.stop_gradient(jnp.max(logits, axis=-1, keepdims=True))
+    mass = jnp.exp(shifted)
+    total = jnp.sum(mass, axis=-1)
+    chosen = jnp.take_along_axis(shifted, chunk.targets[:, :, None], axis=-1)[:, :, 0]
+    logprobs = jnp.where(chunk.active, chosen - jnp.log(total), 0.0)
     if not entropy:
         return logprobs, None
-    mean = jnp.sum(jnp.exp(logits - normalizer[:, :, None]) * logits, axis=-1)
-    return logprobs, jnp.where(chunk.active, normalizer - mean, 0.0)
+    mean = jnp.sum(mass * shifted, axis=-1) / total
+    return logprobs, jnp.where(chunk.active, jnp.log(total) - mean, 0.0)
 
 
 def _check(
