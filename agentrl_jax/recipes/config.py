@@ -84,6 +84,7 @@ class Sft:
     micro_rows: int = 16
     learning_rate: float = 1e-3
     warmup: int = 20
+    schedule: Literal["constant", "cosine"] = "constant"
     weight_decay: float = 0.01
     max_grad_norm: float = 1.0
     until_success: float | None = None

@@ -33,7 +33,7 @@ def sft(run: Run) -> None:
         settings.learning_rate,
         warmup=settings.warmup,
         total=settings.steps,
-        schedule="constant",
+        schedule=settings.schedule,
         weight_decay=settings.weight_decay,
         max_grad_norm=settings.max_grad_norm,
     )

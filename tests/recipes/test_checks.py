@@ -1,0 +1,71 @@
+"""Settings that contradict each other, or would have no effect, are refused before anything runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from agentrl_jax.errors import UserError
+from agentrl_jax.protocol import EnvironmentRef
+from agentrl_jax.recipes.checks import check
+from agentrl_jax.recipes.config import Evaluation, Loop, Rollout, RunConfig, Sft, Shown, TinyPolicy
+from agentrl_jax.recipes.rl import rl
+from agentrl_jax.recipes.sft import sft
+from agentrl_jax.rl.algorithms import grpo
+from agentrl_jax.rl.rewards import lexicographic
+
+
+def good() -> RunConfig:
+    return RunConfig(
+        name="good",
+        environment=EnvironmentRef(target="agentrl_envs.workflow:suite"),
+        policy=TinyPolicy(),
+        stages=(sft, rl),
+        sft=Sft(demonstrations=(Shown(count=8),)),
+        loop=Loop(objective=grpo(beta=0.0), reward=lexicographic),
+    )
+
+
+def with_(section: str, **changes: object) -> Callable[[RunConfig], RunConfig]:
+    return lambda config: replace(config, **{section: replace(getattr(config, section), **changes)})
+
+
+WRONG: dict[str, tuple[Callable[[RunConfig], RunConfig], str]] = {
+    "no stage": (lambda c: replace(c, stages=()), "stages"),
+    "a section without its stage": (lambda c: replace(c, stages=(sft,)), "loop: set, but stage 'rl'"),
+    "a stage without its section": (lambda c: replace(c, sft=None), "'sft' needs the section"),
+    "bank and slots": (with_("rollout", bank=24), "rollout.bank=24 must divide rollout.slots=64"),
+    "idle workers": (with_("rollout", workers=65), "rollout.workers=65 exceeds"),
+    "no temperature": (with_("rollout", temperature=0.0), "rollout.temperature=0.0"),
+    "turn and context": (with_("rollout", max_turn_tokens=256), "rollout.max_turn_tokens=256"),
+    "evaluation on training tasks": (with_("evaluation", split="train"), "evaluation.split='train'"),
+    "heads and width": (with_("policy", heads=3), "policy.heads=3 must divide"),
+    "kv heads": (with_("policy", kv_heads=3), "policy.kv_heads=3 must divide"),
+    "nothing to show": (with_("sft", demonstrations=()), "sft.demonstrations is empty"),
+    "rows and micro rows": (with_("sft", micro_rows=5), "sft.micro_rows=5 must divide"),
+    "a stop never looked at": (with_("sft", until_success=0.5, check_every=1000), "never looked at"),
+    "a share above one": (with_("sft", until_success=40.0), "sft.until_success=40.0"),
+    "a group of one": (with_("loop", group=1), "loop.group=1"),
+    "row and context": (with_("loop", width=128), "loop.width=128 is below rollout.context=256"),
+    "loop micro rows": (with_("loop", micro_rows=5), "loop.micro_rows=5 must divide"),
+    "warm-up longer than the run": (with_("loop", warmup=99), "loop.warmup=99 exceeds"),
+    "dropping what the KL trains": (
+        with_("loop", skip_constant_groups=True, objective=grpo(beta=0.04)),
+        "loop.skip_constant_groups=True drops groups",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_contradiction_is_one_line_that_names_the_setting(name: str) -> None:
+    change, expected = WRONG[name]
+    with pytest.raises(UserError) as caught:
+        check(change(good()))
+    assert expected in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_what_is_right_passes_unchanged() -> None:
+    config = replace(good(), rollout=Rollout(), evaluation=Evaluation())
+    assert check(config) is config
