@@ -165,7 +165,7 @@ def _resolved(arguments: argparse.Namespace) -> Any:
         config.environment.load()
     except UserError:
         raise
-    except (ImportError, AttributeError, TypeError, ValueError, OSError) as error:
+    except Exception as error:  # an environment is the user's code and data: whatever it raises is theirs to see
         target, options = config.environment.target, dict(config.environment.options)
         raise UserError(
             f"environment {target!r} with options {options}: {type(error).__name__}: {one_line(error)}"

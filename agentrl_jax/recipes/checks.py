@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from agentrl_jax.errors import UserError
+from agentrl_jax.protocol import Suite
 from agentrl_jax.recipes.config import Loop, RunConfig, Sft, TinyPolicy, stage_name
 
 
@@ -26,6 +27,28 @@ def check(config: RunConfig) -> RunConfig:
     if config.loop is not None:
         _check_loop(config, config.loop)
     return config
+
+
+def check_environment(config: RunConfig, suite: Suite) -> None:
+    """Refuse settings that ask of the environment what it does not offer."""
+    sft, name = config.sft, suite.spec.name
+    if isinstance(config.policy, TinyPolicy):
+        _require(
+            suite.vocabulary is not None,
+            "policy: TinyPolicy builds its tokenizer from the environment's words, and "
+            f"{name!r} offers no vocabulary(); use PretrainedPolicy(path=...)",
+        )
+    if sft is None:
+        return
+    _require(suite.demonstrate is not None, f"sft: the environment {name!r} offers no demonstrate()")
+    _require(
+        not sft.drills or suite.drills is not None,
+        f"sft.drills={sft.drills}: the environment {name!r} offers no drills(); set sft.drills=0",
+    )
+    _require(
+        not sft.rename_handles or suite.handles is not None,
+        f"sft.rename_handles=True: the environment {name!r} names no handles(); set sft.rename_handles=false",
+    )
 
 
 def _require(condition: bool, message: str) -> None:

@@ -10,7 +10,6 @@ import numpy as np
 import tokenizers
 
 from agentrl_jax.batch import Source, TokenBatch
-from agentrl_jax.errors import UserError
 from agentrl_jax.protocol import (
     Action,
     EnvironmentRef,
@@ -41,8 +40,7 @@ def packed(ref: EnvironmentRef, renderer: ChatRenderer, settings: Sft, seed: int
 def play_all(ref: EnvironmentRef, renderer: ChatRenderer, shown: Shown, seed: int) -> Iterator[Trajectory]:
     """Episodes of the environment's own teacher, played in process."""
     suite = EnvironmentRef(target=ref.target, options={**ref.options, **shown.options}).load()
-    if suite.demonstrate is None:
-        raise UserError(f"sft.demonstrations: the environment {suite.spec.name!r} offers no demonstrate()")
+    assert suite.demonstrate is not None  # checks.check_environment
     world = suite.make()
     for index, task in enumerate(suite.tasks(shown.split, shown.count, seed)):
         script = suite.demonstrate(task, seed + index)
@@ -54,8 +52,7 @@ def recite_all(suite: Suite, renderer: ChatRenderer, count: int, seed: int) -> I
     """One-turn trajectories of the environment's drills."""
     if not count:
         return
-    if suite.drills is None:
-        raise UserError(f"sft.drills={count}: the environment {suite.spec.name!r} offers no drills(); set sft.drills=0")
+    assert suite.drills is not None  # checks.check_environment
     recital = _recital_suite()
     for index, (request, answer) in enumerate(suite.drills(count, seed)):
         task = Task(id=f"drill-{index}", split="train", kind="drill", data={"request": request})

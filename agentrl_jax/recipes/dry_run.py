@@ -8,7 +8,7 @@ import jax
 
 from agentrl_jax.models import llama
 from agentrl_jax.recipes import policy as policies
-from agentrl_jax.recipes.checks import check
+from agentrl_jax.recipes.checks import check, check_environment
 from agentrl_jax.recipes.config import RunConfig, stage_name
 
 _BYTES = 4  # f32 parameters, gradients, optimizer moments and cache
@@ -18,6 +18,7 @@ def dry_run(config: RunConfig) -> dict[str, Any]:
     """Resolve a config without training: parameters, token budget, estimated memory. Nothing is written."""
     check(config)
     suite = config.environment.load()
+    check_environment(config, suite)
     policy = policies.describe(config, suite)
     parameters = llama.param_count(policy.model)
     tools = ", ".join(tool.name for tool in suite.spec.tools)

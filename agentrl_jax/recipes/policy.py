@@ -49,11 +49,7 @@ def _renderer(config: RunConfig, tokenizer: tokenizers.Tokenizer, frame: ChatFra
 
 
 def _describe_tiny(config: RunConfig, size: TinyPolicy, suite: Suite) -> Policy:
-    if suite.vocabulary is None:
-        raise UserError(
-            "policy: TinyPolicy builds its tokenizer from the environment's words, and "
-            f"{suite.spec.name!r} offers no vocabulary(); use PretrainedPolicy(path=...)"
-        )
+    assert suite.vocabulary is not None  # checks.check_environment
     tokenizer = tiny_tokenizer.build(suite.vocabulary(), vocab_size=size.vocab_size)
     model = llama.LlamaConfig(
         vocab_size=tokenizer.get_vocab_size(),

@@ -25,7 +25,7 @@ from agentrl_jax.models import llama
 from agentrl_jax.protocol import Suite
 from agentrl_jax.recipes import evaluate as evaluation
 from agentrl_jax.recipes import policy as policies
-from agentrl_jax.recipes.checks import check
+from agentrl_jax.recipes.checks import check, check_environment
 from agentrl_jax.recipes.config import RunConfig, stage_name
 from agentrl_jax.recipes.directory import Source, prepare
 from agentrl_jax.recipes.transcripts import transcript
@@ -220,10 +220,10 @@ def train(
 
     Raises `UserError` for anything the user can put right, before anything is written.
     """
-    check(config)
+    suite, policy = resolve(config)
     prepare(config, directory, resume=resume, source=source)
     with ExitStack() as stack:
-        run = open_run(config, directory, stack, resume=resume, quiet=quiet)
+        run = open_run(config, suite, policy, directory, stack, resume=resume, quiet=quiet)
         stack.enter_context(jax.transfer_guard("disallow"))
         if not _has_evaluation(run, "before"):
             _evaluate_around(run, "before")
@@ -244,11 +244,25 @@ def train(
     return summary
 
 
-def open_run(
-    config: RunConfig, directory: Path, stack: ExitStack, *, resume: bool, quiet: bool, evaluating: bool = False
-) -> Run:
+def resolve(config: RunConfig) -> tuple[Suite, policies.Policy]:
+    """The environment and the policy of a config, checked against each other; nothing is written and nothing starts."""
+    check(config)
     suite = config.environment.load()
-    policy = policies.describe(config, suite)
+    check_environment(config, suite)
+    return suite, policies.describe(config, suite)
+
+
+def open_run(
+    config: RunConfig,
+    suite: Suite,
+    policy: policies.Policy,
+    directory: Path,
+    stack: ExitStack,
+    *,
+    resume: bool,
+    quiet: bool,
+    evaluating: bool = False,
+) -> Run:
     mesh = sharding.make_mesh()
     everywhere = sharding.replicated(mesh)
     checkpoints = Checkpoints(directory / "checkpoints", keep=config.checkpoints.keep)
@@ -324,9 +338,9 @@ def _index(config: RunConfig, stage: str) -> int:
 
 def evaluate_run(config: RunConfig, directory: Path) -> dict[str, Any]:
     """Evaluate the newest checkpoint of a run with the `evaluation` settings of `config`; the run is left as it is."""
-    check(config)
+    suite, policy = resolve(config)
     with ExitStack() as stack:
-        run = open_run(config, directory, stack, resume=False, quiet=True, evaluating=True)
+        run = open_run(config, suite, policy, directory, stack, resume=False, quiet=True, evaluating=True)
         latest = run.checkpoints.latest()
         if latest is None:
             raise UserError(f"{directory}: no checkpoint to evaluate yet; let the run reach one (checkpoints.every)")

@@ -8,7 +8,6 @@ import jax
 import numpy as np
 
 from agentrl_jax.batch import TokenBatch
-from agentrl_jax.errors import UserError
 from agentrl_jax.learner.optimizers import adamw
 from agentrl_jax.learner.update import make_update
 from agentrl_jax.recipes.demonstrations import order, packed, rename, take, token_ids
@@ -72,8 +71,5 @@ def select(data: TokenBatch, settings: Sft, seed: int, step: int, handles: np.nd
 def renamed_handles(run: Run, settings: Sft) -> np.ndarray:
     if not settings.rename_handles:
         return np.zeros(0, np.int32)
-    if run.suite.handles is None:
-        raise UserError(
-            f"sft.rename_handles=True: the environment {run.suite.spec.name!r} names no handles(); set it to false"
-        )
+    assert run.suite.handles is not None  # checks.check_environment
     return token_ids(run.suite.handles(), run.policy.tokenizer)

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from agentrl_jax.errors import UserError
 from agentrl_jax.protocol import EnvironmentRef
-from agentrl_jax.recipes.config import Sft, Shown
+from agentrl_jax.recipes.checks import check_environment
+from agentrl_jax.recipes.config import RunConfig, Sft, Shown, TinyPolicy
 from agentrl_jax.recipes.demonstrations import order, packed, rename, token_ids
 from agentrl_jax.rollout.renderers import TINY, ChatRenderer
 from agentrl_jax.rollout.tokenizer import build
@@ -55,7 +56,9 @@ def test_the_teacher_is_the_source_of_what_is_trained_on(shown: tuple) -> None:
     assert (batch.sources[batch.action_mask] == 5).all() and batch.action_mask.any(axis=1).all()
 
 
-def test_an_environment_without_drills_is_refused(shown: tuple) -> None:
+def test_an_environment_without_drills_is_refused() -> None:
     real = EnvironmentRef(target=REF.target, options={"handles": "real"})
+    sft = Sft(demonstrations=(Shown(count=1),), drills=3)
+    config = RunConfig(name="x", environment=real, policy=TinyPolicy(), stages=(), sft=sft)
     with pytest.raises(UserError, match=r"sft\.drills=3.*set sft\.drills=0"):
-        packed(real, shown[2], Sft(demonstrations=(Shown(count=1),), drills=3, width=512), 0)
+        check_environment(config, real.load())
