@@ -28,23 +28,21 @@ def evaluate(run: Run, *, stage: str, split: str, episodes: int, seed: int) -> d
     ]
     with run.clock.phase("evaluation"):
         found = sorted(run.collect(plans, temperature=run.config.evaluation.temperature), key=lambda t: t.group)
-    row = {"stage": stage, "step": run.step, "at": run.at, "split": split, **measure(found)}
-    run.last_evaluated = found
-    return row
+    return {"stage": stage, "step": run.step, "at": run.at, "split": split, **measure(found)}
 
 
 def measure(trajectories: Sequence[Trajectory]) -> dict[str, Any]:
     """The figures of an evaluation, from its trajectories."""
-    scored = [t for t in trajectories if t.valid and t.verdict is not None]
+    scored = [t for t in trajectories if t.valid]
     count = max(1, len(scored))
     kinds: dict[str, list[bool]] = {}
     for t in scored:
-        kinds.setdefault(t.task.kind, []).append(_success(t))
+        kinds.setdefault(t.task.kind, []).append(t.success)
     return {
         "episodes": len(trajectories),
         "scored": len(scored),
-        "success": sum(_success(t) for t in scored) / count,
-        "violation_rate": sum(t.verdict is not None and t.verdict.violated for t in scored) / count,
+        "success": sum(t.success for t in scored) / count,
+        "violation_rate": sum(t.violated for t in scored) / count,
         "mean_tool_calls": sum(t.tool_calls for t in scored) / count,
         "failures": failures(trajectories),
         "stops": dict(Counter(str(t.stop) for t in trajectories)),
@@ -54,9 +52,5 @@ def measure(trajectories: Sequence[Trajectory]) -> dict[str, Any]:
 
 def failures(trajectories: Sequence[Trajectory]) -> dict[str, int]:
     """Unsuccessful episodes by cause. Without an attribution a failure is the policy's."""
-    causes = ("policy" if t.attribution is None else str(t.attribution.cause) for t in trajectories if not _success(t))
+    causes = ("policy" if t.attribution is None else str(t.attribution.cause) for t in trajectories if not t.success)
     return dict(Counter(causes))
-
-
-def _success(trajectory: Trajectory) -> bool:
-    return trajectory.valid and trajectory.verdict is not None and trajectory.verdict.success

@@ -68,7 +68,6 @@ class Run:
     published: Any = None  # the params that the sampler holds
     trained_tokens: int = 0
     restored: dict[str, Any] | None = None
-    last_evaluated: Sequence[Trajectory] = ()
     state: Any = None  # LearnerState, once a stage has begun
     reference: Any = None  # the frozen anchor of a KL term, where there is one
 
@@ -179,7 +178,8 @@ class Run:
             "at": self.at,
             "done": done,
             "seed": self.config.seed,
-            "version": self.version,
+            # A resumed run publishes what it restores; if that was published before, it takes the same number again.
+            "version": self.version - (self.published is self.params),
             "trained_tokens": self.trained_tokens,
             "seconds": self.clock.seconds,
             "buffer": self.buffer.to_json(),
