@@ -91,7 +91,7 @@ def _train(arguments: argparse.Namespace) -> int:
         _print_json({"config": describe(config), "run_dir": str(directory), **dry_run(config)})
         return 0
     from agentrl_jax.recipes.directory import Source
-    from agentrl_jax.recipes.run import train
+    from agentrl_jax.recipes.train import train
 
     source = Source(file=Path(arguments.config), overrides=arguments.overrides)
     summary = train(config, directory, resume=arguments.resume, source=source)
@@ -103,7 +103,7 @@ def _train(arguments: argparse.Namespace) -> int:
 def _evaluate(arguments: argparse.Namespace) -> int:
     run_dir = _existing_run(arguments.run_dir)
     from agentrl_jax.recipes.directory import source_of
-    from agentrl_jax.recipes.run import evaluate_run
+    from agentrl_jax.recipes.train import evaluate_run
 
     source = source_of(run_dir)
     replaced = {override.partition("=")[0] for override in arguments.overrides}

@@ -8,16 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import Any, Literal
 
 from agentrl_jax.protocol import EnvironmentRef, Json
 from agentrl_jax.rl.objective import Objective
 from agentrl_jax.rl.types import Reward
 
-if TYPE_CHECKING:
-    from agentrl_jax.recipes.run import Run
-
-Stage = Callable[["Run"], None]
+Stage = Callable[[Any], None]  # takes the run, recipes.run.Run
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,206 @@
+"""A whole run: open what the stages share, run them in order, evaluate between them, write summary and report."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import platform
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from agentrl_jax import __version__, sharding
+from agentrl_jax.errors import UserError
+from agentrl_jax.models import llama
+from agentrl_jax.protocol import Suite
+from agentrl_jax.recipes import evaluate as evaluation
+from agentrl_jax.recipes import policy as policies
+from agentrl_jax.recipes.checks import check, check_environment
+from agentrl_jax.recipes.config import RunConfig, stage_name
+from agentrl_jax.recipes.directory import Source, prepare
+from agentrl_jax.recipes.run import Run
+from agentrl_jax.rollout.buffer import Buffer
+from agentrl_jax.rollout.pool import Deadlines, Pool
+from agentrl_jax.runtime.checkpoint import Checkpoints
+from agentrl_jax.runtime.clock import Clock
+from agentrl_jax.runtime.engine import Engine
+from agentrl_jax.runtime.progress import Progress
+from agentrl_jax.runtime.sinks import RunSinks, write_json
+
+
+def train(
+    config: RunConfig, directory: Path, *, resume: bool = False, quiet: bool = False, source: Source | None = None
+) -> dict[str, Any]:
+    """Run every stage of a config; returns the summary that is also written to `summary.json`.
+
+    `source` is where the config came from, kept with the run for `evaluate_run`. With `resume` it goes on from the
+    newest checkpoint in `directory`, to the same parameters bit for bit.
+
+    Raises `UserError` for anything the user can put right, before anything is written.
+    """
+    suite, policy = resolve(config)
+    prepare(config, directory, resume=resume, source=source)
+    with ExitStack() as stack:
+        run = open_run(config, suite, policy, directory, stack, resume=resume, quiet=quiet)
+        stack.enter_context(jax.transfer_guard("disallow"))
+        if not _has_evaluation(run, "before"):
+            _evaluate_around(run, "before")
+        for index, stage in enumerate(config.stages):
+            name = stage_name(stage)
+            if run.restored is not None and _index(config, run.restored["stage"]) > index:
+                continue
+            run.stage, run.stage_done = name, False
+            run.step = int(run.restored["step"]) if run.restored is not None and run.restored["stage"] == name else 0
+            stage(run)
+            if not _has_evaluation(run, name, final=True):
+                _evaluate_around(run, name)
+        summary = summarize(run)
+        write_json(run.directory / "summary.json", summary)
+    from agentrl_jax.report.html import build
+
+    build(directory)
+    return summary
+
+
+def resolve(config: RunConfig) -> tuple[Suite, policies.Policy]:
+    """The environment and the policy of a config, checked against each other; nothing is written and nothing starts."""
+    check(config)
+    suite = config.environment.load()
+    check_environment(config, suite)
+    return suite, policies.describe(config, suite)
+
+
+def open_run(
+    config: RunConfig,
+    suite: Suite,
+    policy: policies.Policy,
+    directory: Path,
+    stack: ExitStack,
+    *,
+    resume: bool,
+    quiet: bool,
+    evaluating: bool = False,
+) -> Run:
+    mesh = sharding.make_mesh()
+    everywhere = sharding.replicated(mesh)
+    checkpoints = Checkpoints(directory / "checkpoints", keep=config.checkpoints.keep)
+    stack.callback(checkpoints.close)
+    latest = checkpoints.latest() if resume else None
+    params = policies.initial_params(config, policy, everywhere)
+    r = config.rollout
+    deadlines = Deadlines(
+        start=r.start_deadline_s, reset=r.step_deadline_s, step=r.step_deadline_s, verify=r.step_deadline_s
+    )
+    pool = Pool(config.environment, workers=r.workers, deadlines=deadlines)
+    stack.callback(pool.close)
+    engine = Engine(
+        policy.model,
+        slots=r.slots,
+        context=r.context,
+        bank=r.bank,
+        prefill_chunk=r.prefill_chunk,
+        decode_steps=r.decode_steps,
+        stop_ids=policy.renderer.stop_ids,
+        seed=config.seed,
+        sharding=everywhere,
+    )
+    run = Run(
+        config=config,
+        directory=directory,
+        suite=suite,
+        policy=policy,
+        engine=engine,
+        pool=pool,
+        sinks=stack.enter_context(RunSinks(directory / "evaluation" if evaluating else directory)),
+        progress=stack.enter_context(Progress(config.name, quiet=quiet)),
+        checkpoints=checkpoints,
+        mesh=mesh,
+        params=params,
+        buffer=Buffer(1 if config.loop is None else config.loop.group),
+    )
+    if latest is not None:
+        _go_back_to(run, checkpoints.record(latest))
+    elif resume:  # it stopped before its first checkpoint
+        run.sinks.truncate_after(lambda row: row["at"] > 0)
+    return run
+
+
+def _go_back_to(run: Run, record: dict[str, Any]) -> None:
+    """Take up a checkpoint's position; rows written after it are dropped, since they will be written again."""
+    run.restored, run.at, run.version = record, int(record["at"]), int(record["version"])
+    run.trained_tokens, run.clock = int(record["trained_tokens"]), Clock(record["seconds"])
+    run.buffer = Buffer.from_json(record["buffer"])
+    dropped = run.sinks.truncate_after(lambda row: row["at"] > run.at)
+    run.progress.note(f"resumed at {record['stage']} step {record['step']}; {dropped} later rows will be written again")
+
+
+def _evaluate_around(run: Run, stage: str) -> None:
+    e = run.config.evaluation
+    run.publish()
+    row = evaluation.evaluate(run, stage=stage, split=e.split, episodes=e.episodes, seed=e.seed)
+    run.evaluated({**row, "final": True})
+
+
+def _evaluations(run: Run) -> list[dict[str, Any]]:
+    path = run.directory / "evaluations.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def _has_evaluation(run: Run, stage: str, *, final: bool = True) -> bool:
+    return any(row["stage"] == stage and row.get("final", False) == final for row in _evaluations(run))
+
+
+def _index(config: RunConfig, stage: str) -> int:
+    return [stage_name(s) for s in config.stages].index(stage)
+
+
+def evaluate_run(config: RunConfig, directory: Path) -> dict[str, Any]:
+    """Evaluate the newest checkpoint of a run with the `evaluation` settings of `config`; the run is left as it is."""
+    suite, policy = resolve(config)
+    with ExitStack() as stack:
+        run = open_run(config, suite, policy, directory, stack, resume=False, quiet=True, evaluating=True)
+        latest = run.checkpoints.latest()
+        if latest is None:
+            raise UserError(f"{directory}: no checkpoint to evaluate yet; let the run reach one (checkpoints.every)")
+        record = run.checkpoints.record(latest)
+        run.params = run.checkpoints.restore_params(latest, run.params)
+        run.stage, run.step, run.at = record["stage"], record["step"], record["at"]
+        e = config.evaluation
+        run.publish()
+        return evaluation.evaluate(run, stage=run.stage, split=e.split, episodes=e.episodes, seed=e.seed)
+
+
+def summarize(run: Run) -> dict[str, Any]:
+    """The figures of a finished run."""
+    finals = {row["stage"]: row for row in _evaluations(run) if row.get("final")}
+    last = finals[stage_name(run.config.stages[-1])]
+    names = {"before": "success_before"} | {s: f"success_after_{s}" for s in map(stage_name, run.config.stages)}
+    return {
+        "name": run.config.name,
+        "seed": run.config.seed,
+        **{names[stage]: finals[stage]["success"] for stage in names if stage in finals},
+        "violation_rate": last["violation_rate"],
+        "mean_tool_calls": last["mean_tool_calls"],
+        "evaluation_episodes": last["scored"],
+        "failures": last["failures"],
+        "trained_tokens": run.trained_tokens,
+        "optimizer_steps": run.at,
+        "parameters": llama.param_count(run.policy.model),
+        "wall_seconds": {name: round(s, 2) for name, s in run.clock.seconds.items()}
+        | {"total": round(run.clock.total(), 2)},
+        "versions": versions(run),
+    }
+
+
+def versions(run: Run) -> dict[str, str]:
+    names = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
+    found = {name: importlib.metadata.version(name) for name in names}
+    spec = run.suite.spec
+    found = {"agentrl-jax": __version__} | found
+    return found | {
+        "python": platform.python_version(),
+        f"environment {spec.name}": spec.version,
+        "verifier": run.suite.verifier_version,
+    }
