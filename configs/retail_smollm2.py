@@ -26,7 +26,15 @@ def config() -> RunConfig:
         rollout=Rollout(
             workers=16, slots=16, context=2048, max_turn_tokens=160, bank=4, prefill_chunk=64, calls="json"
         ),
-        sft=Sft(steps=250, demonstrations=(Shown(count=500),), rows=4, width=2048, micro_rows=1, learning_rate=1e-4),
+        sft=Sft(
+            steps=250,
+            demonstrations=(Shown(count=500),),
+            rows=4,
+            width=2048,
+            micro_rows=1,
+            learning_rate=1e-4,
+            warmup=4,
+        ),
         loop=Loop(
             steps=100,
             tasks=8,

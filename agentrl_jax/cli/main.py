@@ -13,6 +13,7 @@ from agentrl_jax import __version__
 from agentrl_jax.errors import UserError
 
 USER_ERROR, DIVERGED, INTERRUPTED = 2, 1, 130
+_begun: list[Path] = []  # the run directories of this process, for the line that Ctrl-C leaves
 
 
 class _Parser(argparse.ArgumentParser):
@@ -32,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"agentrl: error: {error}", file=sys.stderr)
         return USER_ERROR
     except KeyboardInterrupt:
-        again = f"; continue with: {_resume_line(argv)}" if argv[:1] == ["train"] and "--dry-run" not in argv else ""
+        again = f"; continue with: {_resume_line(argv)}" if _begun and (_begun[-1] / "config.json").is_file() else ""
         print(f"agentrl: stopped{again}", file=sys.stderr)
         return INTERRUPTED
 
@@ -94,6 +95,7 @@ def _train(arguments: argparse.Namespace) -> int:
     from agentrl_jax.recipes.train import train
 
     source = Source(file=Path(arguments.config), overrides=arguments.overrides)
+    _begun.append(directory)
     summary = train(config, directory, resume=arguments.resume, source=source)
     print(_outcome(summary))
     print(f"report   {directory / 'report.html'}\nsummary  {directory / 'summary.json'}")

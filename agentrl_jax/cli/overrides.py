@@ -100,7 +100,7 @@ def _read_number(text: str, annotation: type) -> int | float:
         value = annotation(text)
     except ValueError:
         raise _Mismatch from None
-    if math.isnan(value):
+    if isinstance(value, float) and math.isnan(value):
         raise _Mismatch
     return value
 

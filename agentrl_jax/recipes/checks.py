@@ -2,9 +2,28 @@
 
 from __future__ import annotations
 
+import math
+
 from agentrl_jax.errors import UserError
 from agentrl_jax.protocol import Suite
 from agentrl_jax.recipes.config import Loop, RunConfig, Sft, TinyPolicy, stage_name
+
+_COUNTS = {  # smallest whole number that makes sense
+    "rollout": dict.fromkeys(("workers", "slots", "max_turn_tokens", "bank", "prefill_chunk", "decode_steps"), 1),
+    "policy": dict.fromkeys(("layers", "width", "heads", "kv_heads", "mlp_width", "vocab_size"), 1),
+    "sft": dict.fromkeys(("steps", "rows", "width", "micro_rows", "check_every", "check_episodes"), 1)
+    | dict.fromkeys(("drills", "warmup"), 0),
+    "loop": dict.fromkeys(("steps", "tasks", "width", "micro_rows", "updates_per_batch", "train_tasks"), 1)
+    | {"warmup": 0, "group": 2},
+    "evaluation": {"episodes": 1, "every": 0, "every_episodes": 1, "seed": 0},
+    "checkpoints": {"every": 1, "keep": 1},
+}
+_POSITIVE = {
+    "rollout": ("temperature", "start_deadline_s", "step_deadline_s"),
+    "sft": ("learning_rate", "max_grad_norm"),
+    "loop": ("learning_rate", "max_grad_norm"),
+}
+_MOST = 10**9  # beyond it no count is meant
 
 
 def check(config: RunConfig) -> RunConfig:
@@ -21,6 +40,8 @@ def check(config: RunConfig) -> RunConfig:
             raise UserError(f"{section}: set, but stage '{name}' is not in stages={names}: it would have no effect")
         if not present and name in names:
             raise UserError(f"stages: '{name}' needs the section {section}=..., which is None")
+    _require(len(set(names)) == len(names), f"stages={names}: a name comes twice; resume could not tell them apart")
+    _check_bounds(config)
     _check_rollout(config)
     if config.sft is not None:
         _check_sft(config.sft)
@@ -38,8 +59,13 @@ def check_environment(config: RunConfig, suite: Suite) -> None:
             "policy: TinyPolicy builds its tokenizer from the environment's words, and "
             f"{name!r} offers no vocabulary(); use PretrainedPolicy(path=...)",
         )
+    _offers(suite, config.evaluation.split, "evaluation.split")
+    if config.loop is not None:
+        _offers(suite, "train", "loop")
     if sft is None:
         return
+    if sft.until_success is not None:
+        _offers(suite, "validation", "sft.until_success")
     _require(suite.demonstrate is not None, f"sft: the environment {name!r} offers no demonstrate()")
     _require(
         not sft.drills or suite.drills is not None,
@@ -51,16 +77,51 @@ def check_environment(config: RunConfig, suite: Suite) -> None:
     )
 
 
+def check_devices(config: RunConfig, devices: int) -> None:
+    """Rows are spread over the devices, evenly."""
+    batches = {} if config.sft is None else {"sft.rows": config.sft.rows}
+    if config.loop is not None:
+        batches["loop.tasks x loop.group"] = config.loop.tasks * config.loop.group
+    for name, rows in batches.items():
+        _require(rows % devices == 0, f"{name}={rows} must be a multiple of the {devices} devices that share the rows")
+
+
+def _offers(suite: Suite, split: str, setting: str) -> None:
+    """One task of the split, to know that there is such a split and that its data is there."""
+    try:
+        found = len(suite.tasks(split, 1, 0))
+    except Exception as error:
+        raise UserError(f"{setting}: no tasks of split {split!r}: {type(error).__name__}: {error}") from error
+    _require(found == 1, f"{setting}: the environment {suite.spec.name!r} has no tasks of split {split!r}")
+
+
 def _require(condition: bool, message: str) -> None:
     if not condition:
         raise UserError(message)
 
 
+def _check_bounds(config: RunConfig) -> None:
+    for section, bounds in _COUNTS.items():
+        part = getattr(config, section)
+        for name, least in bounds.items():
+            value = getattr(part, name, least)
+            _require(
+                least <= value <= _MOST, f"{section}.{name}={str(value)[:20]}: expected a whole number from {least} on"
+            )
+    for section, names in _POSITIVE.items():
+        part = getattr(config, section)
+        for name in names if part is not None else ():
+            value = getattr(part, name)
+            _require(0 < value < math.inf, f"{section}.{name}={value}: expected a positive, finite number")
+    for name, least in (("seed", 0), ("logprob_chunk", 1)):
+        value = getattr(config, name)
+        _require(least <= value <= _MOST, f"{name}={str(value)[:20]}: expected a whole number from {least} on")
+    for index, shown in enumerate(config.sft.demonstrations if config.sft is not None else ()):
+        _require(1 <= shown.count <= _MOST, f"sft.demonstrations.{index}.count={shown.count}: expected at least 1")
+
+
 def _check_rollout(config: RunConfig) -> None:
     r, e = config.rollout, config.evaluation
-    for name in ("workers", "slots", "context", "max_turn_tokens", "bank", "prefill_chunk", "decode_steps"):
-        _require(getattr(r, name) >= 1, f"rollout.{name}={getattr(r, name)}: must be at least 1")
-    _require(r.temperature > 0, f"rollout.temperature={r.temperature}: must be positive, since log-probs divide by it")
     _require(r.slots % r.bank == 0, f"rollout.bank={r.bank} must divide rollout.slots={r.slots}")
     _require(
         r.workers <= r.slots, f"rollout.workers={r.workers} exceeds rollout.slots={r.slots}: the surplus would idle"
@@ -69,10 +130,15 @@ def _check_rollout(config: RunConfig) -> None:
         r.max_turn_tokens < r.context,
         f"rollout.max_turn_tokens={r.max_turn_tokens} must be below rollout.context={r.context}",
     )
-    _require(e.episodes >= 1, f"evaluation.episodes={e.episodes}: must be at least 1")
+    _require(e.temperature >= 0, f"evaluation.temperature={e.temperature}: expected 0 (greedy) or more")
     _require(
         e.split != "train", "evaluation.split='train': evaluate on 'validation' or 'heldout', never on training tasks"
     )
+    for index, shown in enumerate(config.sft.demonstrations if config.sft is not None else ()):
+        _require(
+            shown.split != config.evaluation.split,
+            f"sft.demonstrations.{index}.split={shown.split!r} is what evaluation.split measures on: use 'train'",
+        )
     if isinstance(config.policy, TinyPolicy):
         p = config.policy
         _require(p.width % p.heads == 0, f"policy.heads={p.heads} must divide policy.width={p.width}")
@@ -81,9 +147,8 @@ def _check_rollout(config: RunConfig) -> None:
 
 def _check_sft(sft: Sft) -> None:
     _require(bool(sft.demonstrations), "sft.demonstrations is empty: name at least one, such as (Shown(count=4000),)")
-    _require(sft.steps >= 1 and sft.rows >= 1, f"sft.steps={sft.steps}, sft.rows={sft.rows}: must be at least 1")
     _require(sft.rows % sft.micro_rows == 0, f"sft.micro_rows={sft.micro_rows} must divide sft.rows={sft.rows}")
-    _require(sft.warmup <= sft.steps, f"sft.warmup={sft.warmup} exceeds sft.steps={sft.steps}")
+    _require(sft.warmup < sft.steps, f"sft.warmup={sft.warmup} must be below sft.steps={sft.steps}")
     if sft.until_success is not None:
         _require(
             0 < sft.until_success <= 1,
@@ -97,8 +162,6 @@ def _check_sft(sft: Sft) -> None:
 
 def _check_loop(config: RunConfig, loop: Loop) -> None:
     objective = loop.objective
-    _require(min(loop.steps, loop.tasks, loop.group) >= 1, "loop.steps, loop.tasks and loop.group must be at least 1")
-    _require(loop.group > 1, f"loop.group={loop.group}: a group of one has no baseline, every advantage would be 0")
     _require(
         loop.width >= config.rollout.context,
         f"loop.width={loop.width} is below rollout.context={config.rollout.context}: a long episode does not fit",
@@ -107,7 +170,8 @@ def _check_loop(config: RunConfig, loop: Loop) -> None:
         (loop.tasks * loop.group) % loop.micro_rows == 0,
         f"loop.micro_rows={loop.micro_rows} must divide loop.tasks x loop.group = {loop.tasks * loop.group}",
     )
-    _require(loop.warmup <= loop.steps, f"loop.warmup={loop.warmup} exceeds loop.steps={loop.steps}")
+    updates = loop.steps * loop.updates_per_batch
+    _require(loop.warmup < updates, f"loop.warmup={loop.warmup} must be below the updates of the stage, {updates}")
     if loop.skip_constant_groups:
         quiet = objective.beta == 0.0 and objective.entropy_coef == 0.0
         _require(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal
 
 from agentrl_jax.protocol import EnvironmentRef, Json
@@ -147,4 +148,4 @@ class RunConfig:
 
 
 def stage_name(stage: Stage) -> str:
-    return getattr(stage, "__name__", repr(stage))
+    return stage_name(stage.func) if isinstance(stage, partial) else getattr(stage, "__name__", type(stage).__name__)

@@ -10,6 +10,7 @@ import numpy as np
 import tokenizers
 
 from agentrl_jax.batch import Source, TokenBatch
+from agentrl_jax.errors import UserError
 from agentrl_jax.protocol import (
     Action,
     EnvironmentRef,
@@ -33,7 +34,10 @@ def packed(ref: EnvironmentRef, renderer: ChatRenderer, settings: Sft, seed: int
     shown = [t for part in settings.demonstrations for t in play_all(ref, renderer, part, seed)]
     shown += recite_all(ref.load(), renderer, settings.drills, seed)
     groups = [[replace(t, group=index)] for index, t in enumerate(t for t in shown if any(t.action_mask))]
-    rows = pack(groups, rows=len(groups), width=settings.width, group_size=1, pad_id=0)
+    try:
+        rows = pack(groups, rows=len(groups), width=settings.width, group_size=1, pad_id=0)
+    except ValueError as error:
+        raise UserError(f"sft.width={settings.width}: {error}") from error
     return take(rows, np.arange(used_rows(rows)))
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from agentrl_jax.errors import UserError
 from agentrl_jax.recipes.config import RunConfig
@@ -31,16 +34,16 @@ def prepare(config: RunConfig, directory: Path, *, resume: bool, source: Source 
     target = directory / "config.json"
     described = json.loads(json.dumps(describe(config)))
     if resume:
-        if not target.exists():
+        if not holds_run(directory):
             raise UserError(f"{directory}: nothing to resume (no config.json); leave out --resume to start a run")
-        changed = _differences(json.loads(target.read_text()), described)
+        changed = _differences(_read(target), described)
         if changed:
             raise UserError(
                 f"{directory}: --resume with another config: {', '.join(changed[:4])}; resume with the same settings "
                 "or start under another name"
             )
         return
-    if target.exists():
+    if holds_run(directory):
         raise UserError(f"{directory}: already holds a run; continue it with --resume, or start another with name=...")
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -70,4 +73,42 @@ def source_of(directory: Path) -> Source:
         raise UserError(
             f"{directory}: holds no config.py and overrides.json; expected a run started by `agentrl train`"
         )
-    return Source(file=file, overrides=tuple(json.loads(overrides.read_text())))
+    return Source(file=file, overrides=tuple(_read(overrides)))
+
+
+def holds_run(directory: Path) -> bool:
+    try:
+        return (directory / "config.json").is_file()
+    except OSError as error:
+        raise UserError(f"{directory}: cannot be read ({error.strerror}); give another place with runs=DIR") from error
+
+
+@contextmanager
+def claimed(directory: Path) -> Iterator[None]:
+    """Hold the directory for one process: two would write over each other. The claim ends with the process."""
+    with (directory / ".lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise UserError(
+                f"{directory}: a run is at work here; wait for it, or start another with name=..."
+            ) from error
+        yield
+
+
+def discard(directory: Path) -> None:
+    """Take back what `prepare` and an opened run have written, where the run did not come to its first figure."""
+    for name in ("checkpoints", "tensorboard"):
+        shutil.rmtree(directory / name, ignore_errors=True)
+    names = ("config.json", "config.py", "overrides.json", ".lock", "timing.json", "receipts.jsonl", "metrics.jsonl")
+    for name in (*names, "evaluations.jsonl", "transcripts.jsonl"):
+        (directory / name).unlink(missing_ok=True)
+    with suppress(OSError):  # other files lie there: they are not ours
+        directory.rmdir()
+
+
+def _read(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: cannot be read as JSON ({error}); mend it, or start under another name") from error

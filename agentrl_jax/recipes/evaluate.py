@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from agentrl_jax.errors import UserError
 from agentrl_jax.rollout.collect import EpisodePlan
 from agentrl_jax.rollout.records import Trajectory
 
@@ -28,7 +29,18 @@ def evaluate(run: Run, *, stage: str, split: str, episodes: int, seed: int) -> d
     ]
     with run.clock.phase("evaluation"):
         found = sorted(run.collect(plans, temperature=run.config.evaluation.temperature), key=lambda t: t.group)
+    refuse_broken(found, run.config.rollout.max_failure_fraction)
     return {"stage": stage, "step": run.step, "at": run.at, "split": split, **measure(found)}
+
+
+def refuse_broken(trajectories: Sequence[Trajectory], limit: float) -> None:
+    """Stop where more than `limit` of the episodes failed for reasons outside the policy: nothing was measured."""
+    broken = [t for t in trajectories if t.attribution is not None and t.attribution.leaves_batch]
+    if len(broken) > limit * len(trajectories):
+        raise UserError(
+            f"the first failure: {broken[0].attribution}; {len(broken)} of {len(trajectories)} episodes "
+            f"failed for reasons outside the policy (limit rollout.max_failure_fraction={limit})"
+        )
 
 
 def measure(trajectories: Sequence[Trajectory]) -> dict[str, Any]:

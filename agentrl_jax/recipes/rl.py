@@ -10,11 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from agentrl_jax.batch import TokenBatch
-from agentrl_jax.errors import UserError
 from agentrl_jax.learner.optimizers import adamw
 from agentrl_jax.learner.score import make_score
 from agentrl_jax.learner.update import make_update
-from agentrl_jax.recipes.evaluate import evaluate, measure
+from agentrl_jax.recipes.evaluate import evaluate, measure, refuse_broken
 from agentrl_jax.rl.objective import assign, policy_loss
 from agentrl_jax.rollout.buffer import Buffer
 from agentrl_jax.rollout.collect import EpisodePlan
@@ -81,7 +80,7 @@ def rl(run: Run) -> None:
             batch, rewards, advantages = credit(batch, jax.device_put(outcomes, run.everywhere))
             for _ in range(loop.updates_per_batch):
                 state, info = update.step(state, batch, micro)
-            row = run.learned(state, info, trained_tokens=int(host.action_mask.sum()) * loop.updates_per_batch)
+            row = run.learned(state, info, trained_tokens=carried(host, outcomes) * loop.updates_per_batch)
         rewards, advantages = jax.device_get((rewards, advantages))
         run.transcribe(groups, rewards, advantages)
         row |= step_figures(groups, outcomes, rewards)
@@ -113,13 +112,7 @@ def roll_out(run: Run, loop: Loop, plans: list[EpisodePlan]) -> list[list[Trajec
         for trajectory in run.collect(plans, temperature=run.config.rollout.temperature):
             buffer.add(trajectory)
     groups = buffer.pop(loop.tasks, version=run.version, max_lag=0)
-    broken = [t for group in groups for t in group if t.attribution is not None and t.attribution.leaves_batch]
-    limit = run.config.rollout.max_failure_fraction
-    if len(broken) > limit * loop.tasks * loop.group:
-        raise UserError(
-            f"the first failure: {broken[0].attribution}; {len(broken)} of {loop.tasks * loop.group} episodes "
-            f"failed for reasons outside the policy (limit rollout.max_failure_fraction={limit})"
-        )
+    refuse_broken([t for group in groups for t in group], run.config.rollout.max_failure_fraction)
     return groups
 
 
@@ -150,6 +143,12 @@ def read_outcomes(groups: Groups, loop: Loop) -> Outcomes:
                 outcome[at] = float(t.verdict.outcome or 0.0)
                 quality[at] = float(t.verdict.quality or 0.0)
     return Outcomes(violated, outcome, quality, valid, keep)
+
+
+def carried(batch: TokenBatch, outcomes: Outcomes) -> int:
+    """Action tokens of the trajectories that train."""
+    keep = np.append(outcomes.keep.reshape(-1), False)
+    return int((batch.action_mask & keep[batch.trajectory_ids]).sum())
 
 
 def is_constant(outcomes: Outcomes, group: int) -> bool:

@@ -17,9 +17,9 @@ from agentrl_jax.models import llama
 from agentrl_jax.protocol import Suite
 from agentrl_jax.recipes import evaluate as evaluation
 from agentrl_jax.recipes import policy as policies
-from agentrl_jax.recipes.checks import check, check_environment
+from agentrl_jax.recipes.checks import check, check_devices, check_environment
 from agentrl_jax.recipes.config import RunConfig, stage_name
-from agentrl_jax.recipes.directory import Source, prepare
+from agentrl_jax.recipes.directory import Source, claimed, discard, prepare
 from agentrl_jax.recipes.run import Run
 from agentrl_jax.rollout.buffer import Buffer
 from agentrl_jax.rollout.pool import Deadlines, Pool
@@ -43,24 +43,44 @@ def train(
     suite, policy = resolve(config)
     prepare(config, directory, resume=resume, source=source)
     with ExitStack() as stack:
-        run = open_run(config, suite, policy, directory, stack, resume=resume, quiet=quiet)
-        stack.enter_context(jax.transfer_guard("disallow"))
-        if not _has_evaluation(run, "before"):
-            _evaluate_around(run, "before")
-        for index, stage in enumerate(config.stages):
-            name = stage_name(stage)
-            if run.restored is not None and _index(config, run.restored["stage"]) > index:
-                continue
-            run.stage, run.stage_done = name, False
-            run.step = int(run.restored["step"]) if run.restored is not None and run.restored["stage"] == name else 0
-            stage(run)
-            if not _has_evaluation(run, name, final=True):
-                _evaluate_around(run, name)
-        summary = summarize(run)
-        write_json(run.directory / "summary.json", summary)
+        stack.enter_context(claimed(directory))
+        try:
+            summary = _run_stages(config, suite, policy, directory, stack, resume=resume, quiet=quiet)
+        except UserError:
+            if not (directory / "metrics.jsonl").exists() or not (directory / "metrics.jsonl").stat().st_size:
+                discard(directory)  # it never came to a step: the name is free again
+            raise
     from agentrl_jax.report.html import build
 
     build(directory)
+    return summary
+
+
+def _run_stages(
+    config: RunConfig,
+    suite: Suite,
+    policy: policies.Policy,
+    directory: Path,
+    stack: ExitStack,
+    *,
+    resume: bool,
+    quiet: bool,
+) -> dict[str, Any]:
+    run = open_run(config, suite, policy, directory, stack, resume=resume, quiet=quiet)
+    stack.enter_context(jax.transfer_guard("disallow"))
+    if not _has_evaluation(run, "before"):
+        _evaluate_around(run, "before")
+    for index, stage in enumerate(config.stages):
+        name = stage_name(stage)
+        if run.restored is not None and _index(config, run.restored["stage"]) > index:
+            continue
+        run.stage, run.stage_done = name, False
+        run.step = int(run.restored["step"]) if run.restored is not None and run.restored["stage"] == name else 0
+        stage(run)
+        if not _has_evaluation(run, name, final=True):
+            _evaluate_around(run, name)
+    summary = summarize(run)
+    write_json(run.directory / "summary.json", summary)
     return summary
 
 
@@ -69,7 +89,11 @@ def resolve(config: RunConfig) -> tuple[Suite, policies.Policy]:
     check(config)
     suite = config.environment.load()
     check_environment(config, suite)
-    return suite, policies.describe(config, suite)
+    check_devices(config, jax.device_count())
+    try:
+        return suite, policies.describe(config, suite)
+    except ValueError as error:
+        raise UserError(f"policy: {error}") from error
 
 
 def open_run(
@@ -85,7 +109,7 @@ def open_run(
 ) -> Run:
     mesh = sharding.make_mesh()
     everywhere = sharding.replicated(mesh)
-    checkpoints = Checkpoints(directory / "checkpoints", keep=config.checkpoints.keep)
+    checkpoints = Checkpoints(directory / "checkpoints", keep=config.checkpoints.keep, read_only=evaluating)
     stack.callback(checkpoints.close)
     latest = checkpoints.latest() if resume else None
     params = policies.initial_params(config, policy, everywhere)
@@ -159,11 +183,12 @@ def _index(config: RunConfig, stage: str) -> int:
 def evaluate_run(config: RunConfig, directory: Path) -> dict[str, Any]:
     """Evaluate the newest checkpoint of a run with the `evaluation` settings of `config`; the run is left as it is."""
     suite, policy = resolve(config)
+    if not any((directory / "checkpoints").glob("[0-9]*")):
+        raise UserError(f"{directory}: no checkpoint to evaluate yet; let the run reach one (checkpoints.every)")
     with ExitStack() as stack:
         run = open_run(config, suite, policy, directory, stack, resume=False, quiet=True, evaluating=True)
         latest = run.checkpoints.latest()
-        if latest is None:
-            raise UserError(f"{directory}: no checkpoint to evaluate yet; let the run reach one (checkpoints.every)")
+        assert latest is not None
         record = run.checkpoints.record(latest)
         run.params = run.checkpoints.restore_params(latest, run.params)
         run.stage, run.step, run.at = record["stage"], record["step"], record["at"]

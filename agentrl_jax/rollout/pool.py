@@ -19,6 +19,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
 
+from agentrl_jax.errors import UserError
 from agentrl_jax.protocol import EnvironmentRef, EnvironmentSpec, Observation
 from agentrl_jax.rollout.play import MAX_OBSERVATION_CHARS
 from agentrl_jax.rollout.wire import (
@@ -185,7 +186,7 @@ class Pool:
             self._replies = self.poll(None) + self._replies
             for _, reply in self._replies:
                 if isinstance(reply, Failure) and reply.phase == "start":
-                    raise RuntimeError(f"no environment worker starts: {reply}")
+                    raise UserError(f"no environment worker starts: {reply}")
         return self._spec, self._verifier_version
 
     def _start(self, worker: int) -> _Process:

@@ -10,7 +10,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import orbax.checkpoint as ocp
+
+from agentrl_jax.errors import UserError
 
 
 class Restored(NamedTuple):
@@ -21,8 +24,11 @@ class Restored(NamedTuple):
 class Checkpoints:
     """Numbered checkpoints in one directory; keeps the newest `keep`."""
 
-    def __init__(self, directory: Path, *, keep: int) -> None:
-        options = ocp.CheckpointManagerOptions(max_to_keep=keep, enable_async_checkpointing=False)
+    def __init__(self, directory: Path, *, keep: int, read_only: bool = False) -> None:
+        kept = None if read_only else keep
+        options = ocp.CheckpointManagerOptions(
+            max_to_keep=kept, enable_async_checkpointing=False, read_only=read_only, create=not read_only
+        )
         self._manager = ocp.CheckpointManager(directory.resolve(), options=options)
 
     def latest(self) -> int | None:
@@ -47,11 +53,15 @@ class Checkpoints:
         return Restored(state=found["state"], record=found["record"])
 
     def restore_params(self, number: int, template: Any) -> Any:
-        """The `params` of checkpoint `number` alone, placed like the template."""
+        """The `params` of checkpoint `number` alone, placed like the template; `UserError` where shapes differ."""
         abstract = {"params": jax.tree.map(ocp.utils.to_shape_dtype_struct, template)}
+        places = ocp.checkpoint_utils.construct_restore_args(abstract)
         with jax.transfer_guard("allow"):
-            arguments = ocp.args.Composite(state=ocp.args.PyTreeRestore(abstract, partial_restore=True))
-            return self._manager.restore(number, args=arguments)["state"]["params"]
+            wanted = ocp.args.PyTreeRestore(abstract, restore_args=places, partial_restore=True)
+            found = self._manager.restore(number, args=ocp.args.Composite(state=wanted))["state"]["params"]
+        if jax.tree.map(jnp.shape, found) != jax.tree.map(jnp.shape, template):
+            raise UserError(f"checkpoint {number}: its params have other shapes than the config's policy")
+        return found
 
     def close(self) -> None:
         self._manager.close()

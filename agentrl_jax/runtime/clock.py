@@ -6,13 +6,16 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
+OTHER = "other"  # what no phase names: starting up, writing
+
 
 class Clock:
     """Adds up wall time under names; the totals travel in checkpoints, so that a resumed run reports all of it."""
 
     def __init__(self, seconds: Mapping[str, float] = {}) -> None:
-        self.seconds: dict[str, float] = dict(seconds)
-        self._lap = time.perf_counter()
+        self._before = sum(seconds.values())
+        self._phases = {name: s for name, s in seconds.items() if name != OTHER}
+        self._started = self._lap = time.perf_counter()
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -20,10 +23,16 @@ class Clock:
         try:
             yield
         finally:
-            self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
+            self._phases[name] = self._phases.get(name, 0.0) + time.perf_counter() - start
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """Wall seconds by phase; they add up to `total()`."""
+        return {**self._phases, OTHER: max(0.0, self.total() - sum(self._phases.values()))}
 
     def total(self) -> float:
-        return sum(self.seconds.values())
+        """Wall seconds since the run began, without the time it was stopped."""
+        return self._before + time.perf_counter() - self._started
 
     def lap(self) -> float:
         """Wall seconds since the last call (or since the clock was made)."""

@@ -37,7 +37,7 @@ def write_json(path: str | Path, value: Any) -> None:
     """Writes `value` to `path` whole or not at all (a temporary file, then a rename)."""
     path = Path(path)
     text = json.dumps(to_plain(value), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-    _replace(path, text.encode())
+    _replace(path, text.encode("utf-8", "backslashreplace"))
 
 
 class JsonlSink:
@@ -60,7 +60,8 @@ class JsonlSink:
         if self._descriptor is None:
             raise ValueError(f"{self.path}: written to after it was closed")
         line = json.dumps(to_plain(row), ensure_ascii=False, allow_nan=False, separators=(",", ":")) + "\n"
-        rest = memoryview(line.encode())
+        # A lone surrogate, which a policy can write as an escape in JSON, goes back to its escape.
+        rest = memoryview(line.encode("utf-8", "backslashreplace"))
         while rest:
             rest = rest[os.write(self._descriptor, rest) :]
 

@@ -111,11 +111,16 @@ def test_overrides_may_stand_before_and_after_options(monkeypatch):
     assert seen[1].config == "c.py" and seen[1].overrides == ["loop.steps=1", "name=x"] and seen[1].resume
 
 
-def test_ctrl_c_says_how_to_continue(monkeypatch, capsys):
+def test_ctrl_c_says_how_to_continue(monkeypatch, capsys, tmp_path):
     def interrupted(arguments):
+        command_line._begun.append(tmp_path)
         raise KeyboardInterrupt
 
+    monkeypatch.setattr(command_line, "_begun", [])
     monkeypatch.setattr(command_line, "_train", interrupted)
+    assert main(["train", "c.py", "loop.steps=1"]) == 130
+    assert capsys.readouterr().err == "agentrl: stopped\n", "nothing was begun that could be continued"
+    (tmp_path / "config.json").touch()
     assert main(["train", "c.py", "loop.steps=1"]) == 130
     assert "agentrl train c.py loop.steps=1 --resume" in capsys.readouterr().err
 
