@@ -24,8 +24,19 @@ def agentrl(*arguments: str, cwd: Path) -> subprocess.Popen[str]:
     environment = dict(os.environ, PYTHONPATH=os.pathsep.join(paths), XLA_FLAGS="")
     command = [sys.executable, "-W", "error", "-m", "agentrl_jax.cli.main", *arguments]
     return subprocess.Popen(
-        command, cwd=cwd, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        command,
+        cwd=cwd,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=listen_to_ctrl_c,
     )
+
+
+def listen_to_ctrl_c() -> None:
+    """A test suite in the background ignores SIGINT, and so would its children."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def finish(process: subprocess.Popen[str]) -> str:

@@ -14,6 +14,7 @@ import pytest
 import scripted
 
 import agentrl_jax
+from agentrl_jax.errors import UserError
 from agentrl_jax.protocol import Cause, EnvironmentRef, StopReason, Task, ToolCall
 from agentrl_jax.rollout.collect import EpisodePlan, collect
 from agentrl_jax.rollout.pool import Deadlines, Pool
@@ -201,7 +202,7 @@ def test_closing_early_frees_the_workers(pool, renderer):
 def test_an_environment_that_cannot_be_built_says_so(renderer):
     broken, stuck = (EnvironmentRef(target=f"fake_suites:{name}") for name in ("broken", "stuck"))
     missing = r"fake_suites:broken.*the index file is missing"
-    with Pool(broken, 2, DEADLINES) as pool, pytest.raises(RuntimeError, match=missing):
+    with Pool(broken, 2, DEADLINES) as pool, pytest.raises(UserError, match=missing):
         _ = pool.spec
     with Pool(stuck, 2, Deadlines(start=1.0)) as pool, pytest.raises(RuntimeError, match=r"deadlines\.start"):
         _ = pool.spec
