@@ -204,7 +204,7 @@ def test_an_environment_that_cannot_be_built_says_so(renderer):
     missing = r"fake_suites:broken.*the index file is missing"
     with Pool(broken, 2, DEADLINES) as pool, pytest.raises(UserError, match=missing):
         _ = pool.spec
-    with Pool(stuck, 2, Deadlines(start=1.0)) as pool, pytest.raises(RuntimeError, match=r"deadlines\.start"):
+    with Pool(stuck, 2, Deadlines(start=1.0)) as pool, pytest.raises(UserError, match=r"deadlines\.start"):
         _ = pool.spec
 
 
