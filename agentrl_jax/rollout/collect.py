@@ -252,7 +252,8 @@ class _Driver:
     def _fail(self, run: _Run, failure: Failure) -> None:
         assert run.attribution is not None
         if run.episode.stop is None:  # else it had ended, and only its measurement is lost
-            run.episode.on_failure(stop_of(failure), failure.exception or failure.kind, failure.wall_ms)
+            exception, asked = failure.exception or failure.kind, run.queued is None
+            run.episode.on_failure(stop_of(failure), exception, failure.wall_ms, asked=asked)
         run.unit.asks.pop(run.slot, None)
         self._close(run, failure.value or failed_verdict(run.attribution))
         if run.resetting:

@@ -178,10 +178,13 @@ class Episode:
             return self._done(stop)
         return self._next(observation)
 
-    def on_failure(self, stop: StopReason, exception: str, wall_ms: float) -> Done:
-        """No answer came: the call timed out, the environment broke or its process died. Nothing is rendered."""
+    def on_failure(self, stop: StopReason, exception: str, wall_ms: float, *, asked: bool = True) -> Done:
+        """No answer came: the call timed out, the environment broke or its process died. Nothing is rendered.
+
+        `asked` is False where the pending action was never put to the environment; the receipt must not say it was.
+        """
         if self._pending is not None:
-            self._record(self._take(), None, wall_ms=wall_ms, exception=exception)
+            self._record(self._take(), None, wall_ms=wall_ms, performed=asked, exception=exception)
         return self._done(stop)
 
     def give_up(self, stop: StopReason) -> Done:
