@@ -17,26 +17,22 @@ import pytest
 CONFIG = Path(__file__).with_name("small_config.py")
 ROOT = Path(__file__).parents[2]
 LIMIT_S = 240
+# A test suite in the background ignores SIGINT, and so would its children.
+LISTENING = """
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
+from agentrl_jax.cli.main import main
+sys.exit(main())
+"""
 
 
 def agentrl(*arguments: str, cwd: Path) -> subprocess.Popen[str]:
     paths = [str(ROOT), str(ROOT / "envs")]
     environment = dict(os.environ, PYTHONPATH=os.pathsep.join(paths), XLA_FLAGS="")
-    command = [sys.executable, "-W", "error", "-m", "agentrl_jax.cli.main", *arguments]
+    command = [sys.executable, "-W", "error", "-c", LISTENING, *arguments]
     return subprocess.Popen(
-        command,
-        cwd=cwd,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        preexec_fn=listen_to_ctrl_c,
+        command, cwd=cwd, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
-
-
-def listen_to_ctrl_c() -> None:
-    """A test suite in the background ignores SIGINT, and so would its children."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def finish(process: subprocess.Popen[str]) -> str:
