@@ -3,8 +3,8 @@
     agentrl models pull smollm2-135m
     agentrl train configs/workflow_smollm2.py
 
-As shipped the model solves nothing. Demonstrations (24,000 action tokens at most) teach it the tools; reinforcement
-learning on its own episodes teaches it the decisions.
+As shipped the model solves nothing; after 64 supervised steps it solved 51.6 % of 64 held-out episodes. What the
+reinforcement learning that follows adds has not been measured to its end yet.
 """
 
 from functools import partial
