@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import inspect
 import math
+import os
 from collections.abc import Mapping
 from enum import Enum
 from typing import Any
@@ -30,9 +31,11 @@ def describe(value: Any) -> Any:
     if isinstance(value, functools.partial):
         arguments = {**dict(enumerate(value.args)), **value.keywords}
         return {"function": _qualified(value.func), **({"with": describe(arguments)} if arguments else {})}
-    if isinstance(value, type) or not callable(value):
-        return _qualified(value) if isinstance(value, type) else str(value)
-    return _describe_function(value)
+    if isinstance(value, type):
+        return _qualified(value)
+    if inspect.isroutine(value):
+        return _describe_function(value)
+    return _describe_object(value)
 
 
 def _describe_function(function: Any) -> Any:
@@ -40,6 +43,18 @@ def _describe_function(function: Any) -> Any:
     if not settings:
         return _qualified(function)
     return {"function": _qualified(function), "with": {key: describe(item) for key, item in settings.items()}}
+
+
+def _describe_object(value: Any) -> Any:
+    """Any other object by its type and what it holds; never by its address, which no second run would meet again."""
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if hasattr(value, "tolist"):
+        return describe(value.tolist())
+    held = getattr(value, "__dict__", None)
+    if held is None:
+        return str(value)
+    return {"object": _qualified(type(value)), **({"with": describe(held)} if held else {})}
 
 
 def _qualified(thing: Any) -> str:

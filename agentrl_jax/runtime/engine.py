@@ -248,9 +248,7 @@ class Engine:
     def _finish(self, q: int, stop: Stop) -> None:
         slot = self._slots[q]
         self._finished.append(
-            Sample(
-                slot=q, ids=tuple(slot.ids), logprobs=tuple(slot.logprobs), versions=tuple(slot.versions), stop=stop
-            )
+            Sample(slot=q, ids=tuple(slot.ids), logprobs=tuple(slot.logprobs), versions=tuple(slot.versions), stop=stop)
         )
         slot.request = slot.source = None
 

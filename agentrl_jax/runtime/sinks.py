@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -76,6 +77,10 @@ class JsonlSink:
             self._descriptor = self._open()
         return len(lines) - len(kept)
 
+    def rows(self) -> list[dict[str, Any]]:
+        """Every row that the file holds."""
+        return [_parse(self.path, number, line) for number, line in enumerate(self.path.read_bytes().splitlines(), 1)]
+
     def close(self) -> None:
         if self._descriptor is not None:
             os.close(self._descriptor)
@@ -88,6 +93,7 @@ class TensorBoardSink:
     def __init__(self, directory: str | Path) -> None:
         from tensorboardX import SummaryWriter
 
+        self.directory = Path(directory)
         self._writer = SummaryWriter(logdir=str(directory))
 
     def write(self, row: Row) -> None:
@@ -122,7 +128,7 @@ class RunSinks:
     def evaluation(self, row: Row) -> None:
         self._evaluations.write(row)
         if self._board is not None:
-            self._board.write({**row, "stage": f"{row.get('stage', 'run')}/{row.get('split', 'evaluation')}"})
+            self._board.write(_as_evaluation(row))
 
     def transcript(self, row: Row) -> None:
         self._transcripts.write(row)
@@ -131,9 +137,23 @@ class RunSinks:
         self._receipts.write(row)
 
     def truncate_after(self, is_later: Callable[[Row], bool]) -> int:
-        """Drops the later rows of metrics, evaluations and transcripts. Receipts carry no step of the run:
-        they are a log of what was executed, and what was executed stays executed."""
-        return sum(sink.truncate_after(is_later) for sink in (self._metrics, self._evaluations, self._transcripts))
+        """Drops the later rows of metrics, evaluations and transcripts, and from TensorBoard. Receipts carry no
+        step of the run: they are a log of what was executed, and what was executed stays executed."""
+        dropped = sum(sink.truncate_after(is_later) for sink in (self._metrics, self._evaluations, self._transcripts))
+        if dropped and self._board is not None:
+            self._rebuild_board()
+        return dropped
+
+    def _rebuild_board(self) -> None:
+        """TensorBoard's files cannot lose a row, so they are written anew from the rows that stayed."""
+        assert self._board is not None
+        self._board.close()
+        shutil.rmtree(self._board.directory, ignore_errors=True)
+        self._board = TensorBoardSink(self._board.directory)
+        for row in self._metrics.rows():
+            self._board.write(row)
+        for row in self._evaluations.rows():
+            self._board.write(_as_evaluation(row))
 
     def close(self) -> None:
         for sink in (self._metrics, self._evaluations, self._transcripts, self._receipts, self._board):
@@ -145,6 +165,10 @@ class RunSinks:
 
     def __exit__(self, *exception: object) -> None:
         self.close()
+
+
+def _as_evaluation(row: Row) -> Row:
+    return {**row, "stage": f"{row.get('stage', 'run')}/{row.get('split', 'evaluation')}"}
 
 
 def _parse(path: Path, number: int, line: bytes) -> dict[str, Any]:

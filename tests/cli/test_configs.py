@@ -170,6 +170,18 @@ def test_two_configs_that_differ_only_in_a_closed_over_number_are_told_apart():
     assert describe(Outer(surrogate=clip(0.8, 1.2))) != describe(Outer(surrogate=clip(0.8, 1.3)))
 
 
+class Scaled:
+    def __init__(self, scale):
+        self.scale = scale
+
+    def __call__(self, x):
+        return x * self.scale
+
+
+def test_callable_objects_are_described_by_what_they_hold_not_by_their_address():
+    assert describe(Scaled(2)) == describe(Scaled(2)) != describe(Scaled(3))
+
+
 def write(path: Path, text: str) -> Path:
     path.write_text(text)
     return path

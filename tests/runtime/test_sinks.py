@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tensorboardX.proto import event_pb2
 
 from agentrl_jax.errors import UserError
 from agentrl_jax.runtime.sinks import JsonlSink, RunSinks, TensorBoardSink, to_plain, write_json
@@ -104,7 +106,23 @@ def test_run_sinks_write_each_kind_of_row_and_truncate_all_but_receipts(tmp_path
     for name in ("metrics", "evaluations", "transcripts"):
         assert [row["at"] for row in rows(tmp_path / f"{name}.jsonl")] == [1]
     assert len(rows(tmp_path / "receipts.jsonl")) == 3
-    assert any((tmp_path / "tensorboard").iterdir())
+    assert board_steps(tmp_path / "tensorboard") == {("rl/loss", 1), ("rl/at", 1), *(
+        (f"rl/heldout/{name}", 1) for name in ("at", "success")
+    )}  # fmt: skip
+
+
+def board_steps(directory):
+    """(tag, step) of every scalar in TensorBoard's own files: length, checksum, event, checksum."""
+    found = []
+    for path in directory.iterdir():
+        data = path.read_bytes()
+        while data:
+            (length,) = struct.unpack("<Q", data[:8])
+            event = event_pb2.Event.FromString(data[12 : 12 + length])
+            found += [(value.tag, event.step) for value in event.summary.value]
+            data = data[16 + length :]
+    assert len(found) == len(set(found)), "a step stands twice"
+    return set(found)
 
 
 def test_tensorboard_gets_the_numbers_under_their_stage(tmp_path, monkeypatch):
