@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
@@ -72,6 +73,7 @@ def rl(run: Run) -> None:
     tasks = list(run.suite.tasks("train", loop.train_tasks, run.config.seed))
     for step in range(start, loop.steps):
         run.publish()
+        before = replace(run.engine.counters)
         groups = roll_out(run, loop, plan_step(run.config.seed, step, loop, tasks))
         with run.clock.phase("update"):
             host, outcomes = assemble(run, loop, groups)
@@ -83,6 +85,7 @@ def rl(run: Run) -> None:
             row = run.learned(state, info, trained_tokens=carried(host, outcomes) * loop.updates_per_batch)
         rewards, advantages = jax.device_get((rewards, advantages))
         run.transcribe(groups, rewards, advantages)
+        row |= {"packed_rows": used_rows(host), **run.engine.counters.since(before)}
         row |= step_figures(groups, outcomes, rewards)
         every = run.config.evaluation.every
         if every and (step + 1) % every == 0 and step + 1 < loop.steps:

@@ -50,6 +50,10 @@ class Counters:
     decode_s: float = 0.0
     prefill_s: float = 0.0
 
+    def since(self, before: Counters) -> dict[str, float]:
+        """What was added after `before` was taken."""
+        return {name: round(value - getattr(before, name), 3) for name, value in vars(self).items()}
+
 
 class Engine:
     """A `rollout.sampling.Sampler` over one model.
