@@ -11,11 +11,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from agentrl_jax.batch import TokenBatch
+from agentrl_jax.errors import UserError
 from agentrl_jax.learner.optimizers import adamw
 from agentrl_jax.learner.score import make_score
 from agentrl_jax.learner.update import make_update
 from agentrl_jax.recipes.evaluate import evaluate, measure, refuse_broken
 from agentrl_jax.rl.objective import assign, policy_loss
+from agentrl_jax.rl.rewards import check_rewards, decided
 from agentrl_jax.rollout.buffer import Buffer
 from agentrl_jax.rollout.collect import EpisodePlan
 from agentrl_jax.rollout.packing import pack, used_rows
@@ -79,11 +81,12 @@ def rl(run: Run) -> None:
             host, outcomes = assemble(run, loop, groups)
             micro = range(0, max(loop.micro_rows, used_rows(host)), loop.micro_rows)
             batch = rescore(jax.device_put(host, run.rows), micro)
-            batch, rewards, advantages = credit(batch, jax.device_put(outcomes, run.everywhere))
+            batch, *figures = credit(batch, jax.device_put(outcomes, run.everywhere))
+            rewards, advantages = jax.device_get(figures)
+            refuse_wrong(groups, rewards, outcomes.valid)
             for _ in range(loop.updates_per_batch):
                 state, info = update.step(state, batch, micro)
             row = run.learned(state, info, trained_tokens=carried(host, outcomes) * loop.updates_per_batch)
-        rewards, advantages = jax.device_get((rewards, advantages))
         run.transcribe(groups, rewards, advantages)
         row |= {"packed_rows": used_rows(host), **run.engine.counters.since(before)}
         row |= step_figures(groups, outcomes, rewards)
@@ -117,6 +120,15 @@ def roll_out(run: Run, loop: Loop, plans: list[EpisodePlan]) -> list[list[Trajec
     groups = buffer.pop(loop.tasks, version=run.version, max_lag=0)
     refuse_broken([t for group in groups for t in group], run.config.rollout.max_failure_fraction)
     return groups
+
+
+def refuse_wrong(groups: Groups, rewards: np.ndarray, valid: np.ndarray) -> None:
+    """Raises `UserError` naming the trajectory whose reward is no finite number: before it reaches a gradient."""
+    names = [f"task {t.task.id!r} member {t.member}" for group in groups for t in group]
+    try:
+        check_rewards(rewards, valid, names)
+    except ValueError as error:
+        raise UserError(str(error)) from error
 
 
 def assemble(run: Run, loop: Loop, groups: Groups) -> tuple[TokenBatch, Outcomes]:
@@ -167,15 +179,11 @@ def make_credit(loop: Loop) -> Any:
     @jax.jit
     def credit(batch: TokenBatch, o: Outcomes) -> tuple[TokenBatch, jax.Array, jax.Array]:
         rewards = loop.reward(o.violated, o.outcome, o.quality)
-        decided = jnp.stack([o.violated.astype(jnp.float32), o.outcome])
         # Quality ranks successes only where outcomes differ: alone it would be blown up to unit size.
-        low = jnp.where(o.valid, decided, jnp.inf).min(-1, keepdims=True)
-        high = jnp.where(o.valid, decided, -jnp.inf).max(-1, keepdims=True)
-        constant = (low >= high).all(0)
-        rewards = jnp.where(constant, jnp.float32(0.0), rewards)
-        batch = assign(loop.objective, batch, rewards, o.valid, o.keep)
-        advantages = jax.vmap(loop.objective.advantage)(rewards, o.valid)
-        return batch, loop.reward(o.violated, o.outcome, o.quality), advantages
+        told_apart = jax.vmap(decided)(o.violated, o.outcome, o.valid)[:, None]
+        credited = jnp.where(told_apart, rewards, 0.0)
+        batch = assign(loop.objective, batch, credited, o.valid, o.keep)
+        return batch, rewards, jax.vmap(loop.objective.advantage)(credited, o.valid)
 
     return credit
 

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from scripted import ScriptedSampler
 
+from agentrl_jax.errors import UserError
 from agentrl_jax.protocol import (
     Attribution,
     Cause,
@@ -22,7 +23,7 @@ from agentrl_jax.protocol import (
     Verdict,
 )
 from agentrl_jax.recipes.config import Loop
-from agentrl_jax.recipes.rl import is_constant, make_credit, plan_step, read_outcomes, step_figures
+from agentrl_jax.recipes.rl import is_constant, make_credit, plan_step, read_outcomes, refuse_wrong, step_figures
 from agentrl_jax.rl.algorithms import dapo, grpo
 from agentrl_jax.rl.rewards import lexicographic
 from agentrl_jax.rollout.collect import EpisodePlan, collect, play
@@ -84,6 +85,18 @@ def test_p41_an_unscored_member_leaves_the_baseline_and_is_counted(renderer: Cha
     assert advantages[0, 1] == 0 and (np.asarray(batch.weights)[host.trajectory_ids == 1] == 0).all()
     np.testing.assert_allclose(float(advantages[0].sum()), 0.0, atol=1e-6)
     assert step_figures([group], outcomes, np.asarray(rewards))["unscored"] == 1
+
+
+def test_p41_a_reward_that_is_no_number_stops_the_run_and_names_the_trajectory(renderer: ChatRenderer) -> None:
+    group = [
+        member(renderer, i, Verdict(outcome=True, quality=quality)) for i, quality in enumerate((0.5, float("nan")))
+    ]
+    settings = loop(group=2)
+    outcomes = read_outcomes([group], settings)
+    batch = pack([group], rows=4, width=64, group_size=2, pad_id=0)
+    _, rewards, _ = make_credit(settings)(jax.tree.map(jnp.asarray, batch), outcomes)
+    with pytest.raises(UserError, match=f"{group[1].task.id}' member 1: nan"):
+        refuse_wrong([group], np.asarray(rewards), outcomes.valid)
 
 
 def test_an_environments_failure_enters_no_baseline(renderer: ChatRenderer) -> None:
