@@ -2,7 +2,8 @@
 
 Value and gradient are different questions. k1 and k3 are unbiased values whose gradient is not the
 gradient of the KL: differentiated as a loss, k1 has gradient 0 in expectation and k3 that of the
-*forward* KL, while k2 is a biased value with exactly the reverse KL's gradient.
+*forward* KL, while k2 is a biased value with exactly the reverse KL's gradient. `straight_through` joins the
+value of one with the gradient of another; `off_policy` makes both exact, from whatever policy the tokens came.
 
 Schulman 2020 (http://joschu.net/blog/kl-approx.html).
 """
@@ -10,7 +11,9 @@ Schulman 2020 (http://joschu.net/blog/kl-approx.html).
 from __future__ import annotations
 
 import jax.numpy as jnp
-from jax import Array
+from jax import Array, lax
+
+from agentrl_jax.rl.types import Kl
 
 _LOG_LIMIT = 20.0
 
@@ -32,3 +35,49 @@ def k3(logprobs: Array, ref_logprobs: Array) -> Array:
     """
     log_ratio = jnp.clip(ref_logprobs - logprobs, -_LOG_LIMIT, _LOG_LIMIT)
     return jnp.exp(log_ratio) - log_ratio - 1.0
+
+
+def straight_through(value: Kl, gradient: Kl) -> Kl:
+    """The value of one estimator with the gradient of another: `gradient + stop_gradient(value - gradient)`.
+
+    Args:
+      value: what is reported and added to the loss.
+      gradient: what is differentiated.
+
+    Returns:
+      An estimator of the same signature.
+    """
+
+    def estimate(logprobs: Array, ref_logprobs: Array) -> Array:
+        slope = gradient(logprobs, ref_logprobs)
+        return slope + lax.stop_gradient(value(logprobs, ref_logprobs) - slope)
+
+    return estimate
+
+
+def k1_plus(logprobs: Array, ref_logprobs: Array) -> Array:
+    """Value of `k1`, gradient of `k2`: unbiased value, gradient of the reverse KL. Any one shape."""
+    return straight_through(k1, k2)(logprobs, ref_logprobs)
+
+
+def k3_plus(logprobs: Array, ref_logprobs: Array) -> Array:
+    """Value of `k3`, gradient of `k2`: unbiased and never negative, gradient of the reverse KL. Any one shape."""
+    return straight_through(k3, k2)(logprobs, ref_logprobs)
+
+
+def off_policy(divergence: Array, ratio: Array) -> Array:
+    """`r * kl` with r = pi / pi_old, not detached: value and gradient of the reverse KL from tokens of the old policy.
+
+    `E_old[r * k] = KL(pi || ref)` for every pi where k is k1 or k3, so its gradient is the KL's as well: the
+    gradient through r supplies what k1 and k3 lack by themselves, also at r = 1.
+
+    Args:
+      divergence: f32, values of `k1` or `k3`; any one shape.
+      ratio: f32, `ratios.token`; `ratios.on_policy` where the tokens are the policy's own.
+
+    Returns:
+      f32 of that shape.
+
+    DeepSeek-AI 2025, DeepSeek-V3.2 (https://arxiv.org/abs/2512.02556).
+    """
+    return ratio * divergence

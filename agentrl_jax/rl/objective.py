@@ -9,12 +9,16 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from agentrl_jax.batch import TokenBatch
-from agentrl_jax.rl.types import Advantage, Correction, Kl, Metrics, Ratio, Surrogate, Weights
+from agentrl_jax.rl.kl import off_policy
+from agentrl_jax.rl.types import Advantage, Correction, Kl, Metrics, Ratio, Surrogate, Weights, Whitening
 
 
 @dataclass(frozen=True)
 class Objective:
     """`loss = sum(weights * (-surrogate(ratio, advantages) + beta * kl - entropy_coef * entropy))`.
+
+    `whiten` normalises the advantages of the whole step, tokens of all groups together. `kl_ratio` weighs the KL
+    term with a ratio of its own (see `rl.kl.off_policy`).
 
     Raises `ValueError` for a term without its coefficient, or a coefficient without its term.
     """
@@ -27,51 +31,87 @@ class Objective:
     beta: float = 0.0
     entropy_coef: float = 0.0
     correction: Correction | None = None
+    whiten: Whitening | None = None
+    kl_ratio: Ratio | None = None
 
     def __post_init__(self) -> None:
         if self.kl is None and self.beta != 0:
             raise ValueError(f"Objective: beta={self.beta} without a KL estimator: set kl (rl.kl.k3) or beta=0")
         if self.kl is not None and self.beta == 0:
             raise ValueError("Objective: kl is set but beta=0, so it has no effect: set beta, or kl=None")
+        if self.kl_ratio is not None and self.kl is None:
+            raise ValueError("Objective: kl_ratio is set without a KL estimator, so it has no effect: set kl and beta")
 
 
-def assign(objective: Objective, batch: TokenBatch, rewards: Array, valid: Array, keep: Array) -> TokenBatch:
+def outcome(rewards: Array, valid: Array) -> Array:
+    """`A_i = R_i`: the reward itself, without a baseline; 0 where not valid. f32[G], bool[G] -> f32[G]."""
+    return jnp.where(valid, rewards.astype(jnp.float32), 0.0)
+
+
+def credit_only(rewards: Array, valid: Array) -> Array:
+    """`A_i = 0`: trajectories as wholes earn nothing; `assign` is given `credit` per token, from a critic say."""
+    del valid
+    return jnp.zeros(rewards.shape, jnp.float32)
+
+
+def assign(
+    objective: Objective,
+    batch: TokenBatch,
+    rewards: Array,
+    valid: Array,
+    keep: Array,
+    *,
+    credit: Array | None = None,
+    axis_name: str | None = None,
+) -> TokenBatch:
     """Fill in advantages and weights: who deserves what, and how much each token counts.
 
-    `advantages[b, t] = A[trajectory_ids[b, t]]` with A from `objective.advantage`, group by group, times the
-    correction where one is set; 0 off actions. Trajectory p * G + g is member g of group p.
+    `advantages[b, t] = A[trajectory_ids[b, t]] + credit[b, t]` with A from `objective.advantage`, group by group;
+    whitened over the kept tokens of the step, then times the correction, where those are set; 0 off actions.
+    Trajectory p * G + g is member g of group p.
 
     Args:
-      objective: names the advantage, the weights and the correction.
-      batch: every row of the step, [B, T].
+      objective: names the advantage, the whitening, the weights and the correction.
+      batch: every row of the step, [B, T]; under a mapped axis, every row of this device.
       rewards: f32[P, G]; not read where invalid.
       valid: bool[P, G] counts in its group's baseline.
       keep: bool[P, G] is trained on. An invalid trajectory is never kept.
+      credit: f32[B, T] per token, from a critic, turns or a tree; not read off actions or where invalid.
+      axis_name: mapped axis over which the rows are spread. `rewards`, `valid` and `keep` are those of the whole
+        step on every device; statistics and denominators become those of all devices.
 
     Returns:
       The batch with `advantages` and `weights`.
 
     Raises:
-      ValueError: shapes disagree, or the correction lacks `old_logprobs`.
+      ValueError: shapes disagree, the correction lacks `old_logprobs`, or an objective without an advantage for
+        whole trajectories (PPO) is given no credit.
     """
-    if rewards.ndim != 2 or not rewards.shape == valid.shape == keep.shape:
-        shapes = f"{rewards.shape}, {valid.shape}, {keep.shape}"
-        raise ValueError(f"assign: expected rewards, valid and keep of one shape [P, G], got {shapes}")
-    trajectories = rewards.size
+    _check_assign(objective, batch, rewards, valid, keep, credit)
+    rewards, valid = jnp.asarray(rewards), jnp.asarray(valid)
     action_mask, ids = jnp.asarray(batch.action_mask), jnp.asarray(batch.trajectory_ids)
-    per_group = jax.vmap(objective.advantage)(jnp.asarray(rewards), jnp.asarray(valid))
-    per_trajectory = jnp.append(per_group.reshape(-1), jnp.float32(0.0))
-    advantages = jnp.where(action_mask, per_trajectory[jnp.clip(ids, 0, trajectories)], 0.0)
+    kept = jnp.asarray(keep) & valid
+
+    def spread(values: Array) -> Array:
+        """[P, G] -> [B, T], 0 for shared tokens and padding."""
+        return jnp.append(values.reshape(-1), jnp.zeros((), values.dtype))[jnp.clip(ids, 0, rewards.size)]
+
+    advantages = jnp.where(action_mask, spread(jax.vmap(objective.advantage)(rewards, valid)), 0.0)
+    if credit is not None:
+        advantages = advantages + jnp.where(action_mask & spread(valid), jnp.asarray(credit), 0.0)
+    if objective.whiten is not None:
+        advantages = objective.whiten(advantages, action_mask & spread(kept), axis_name=axis_name)
     if objective.correction is not None:
-        if batch.old_logprobs is None:
-            raise ValueError(
-                "assign: a correction needs old_logprobs, rescored by the learner: without them the ratio already "
-                "runs from the behavior policy. Rescore the batch, or set correction=None"
-            )
-        behavior = jnp.asarray(batch.behavior_logprobs)
-        advantages = advantages * objective.correction(jnp.asarray(batch.old_logprobs), behavior, action_mask, ids)
-    kept = (jnp.asarray(keep) & jnp.asarray(valid)).reshape(-1)
-    weights = objective.weights(action_mask, ids, jnp.asarray(batch.turn_ids), num_trajectories=trajectories, keep=kept)
+        old, behavior = jnp.asarray(batch.old_logprobs), jnp.asarray(batch.behavior_logprobs)
+        advantages = advantages * objective.correction(old, behavior, action_mask, ids)
+    weights = objective.weights(
+        action_mask,
+        ids,
+        jnp.asarray(batch.turn_ids),
+        num_trajectories=rewards.size,
+        keep=kept.reshape(-1),
+        axis_name=axis_name,
+    )
     return batch._replace(advantages=advantages, weights=weights)
 
 
@@ -106,7 +146,10 @@ def policy_loss(
     per_token = -objective.surrogate(ratio, batch.advantages)
     kl = None
     if objective.kl is not None:
-        kl = jnp.where(mask, objective.kl(logprobs, batch.ref_logprobs), 0.0)
+        # Masked before the exponential: garbage off actions must not reach the gradient.
+        kl = objective.kl(jnp.where(mask, logprobs, 0.0), jnp.where(mask, batch.ref_logprobs, 0.0))
+        if objective.kl_ratio is not None:
+            kl = off_policy(kl, objective.kl_ratio(logprobs, old, mask, batch.trajectory_ids))
         per_token = per_token + objective.beta * kl
     if entropy is not None:
         per_token = per_token - objective.entropy_coef * entropy
@@ -137,6 +180,23 @@ def _measure(
     if kl is not None:
         sums["kl"] = total(kl)
     return Metrics(sums, {"ratio_deviation_max": jnp.max(jnp.where(counted, jnp.abs(ratio - 1.0), 0.0))})
+
+
+def _check_assign(
+    objective: Objective, batch: TokenBatch, rewards: Array, valid: Array, keep: Array, credit: Array | None
+) -> None:
+    if rewards.ndim != 2 or not rewards.shape == valid.shape == keep.shape:
+        shapes = f"{rewards.shape}, {valid.shape}, {keep.shape}"
+        raise ValueError(f"assign: expected rewards, valid and keep of one shape [P, G], got {shapes}")
+    if credit is None and objective.advantage is credit_only:
+        raise ValueError("assign: credit: this objective gives whole trajectories no advantage: pass one per token")
+    if credit is not None and credit.shape != batch.action_mask.shape:
+        raise ValueError(f"assign: credit: expected {batch.action_mask.shape}, as the batch, got {credit.shape}")
+    if objective.correction is not None and batch.old_logprobs is None:
+        raise ValueError(
+            "assign: a correction needs old_logprobs, rescored by the learner: without them the ratio already "
+            "runs from the behavior policy. Rescore the batch, or set correction=None"
+        )
 
 
 def _check(objective: Objective, entropy: Array | None, batch: TokenBatch) -> None:

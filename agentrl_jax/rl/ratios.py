@@ -1,4 +1,4 @@
-"""Probability ratios between the current and the old policy, per token."""
+"""Probability ratios between the current and the old policy, per token, and what log-probabilities they compare."""
 
 from __future__ import annotations
 
@@ -32,9 +32,23 @@ def sequence(logprobs: Array, old_logprobs: Array, action_mask: Array, trajector
 
     Zheng et al. 2025, GSPO (https://arxiv.org/abs/2507.18071).
     """
-    log_ratio = _log_ratio(logprobs, old_logprobs, action_mask)
-    pooled = jax.vmap(_mean_by_trajectory)(log_ratio, action_mask, trajectory_ids)
-    return _exp(pooled, action_mask)
+    totals = pooled(_log_ratio(logprobs, old_logprobs, action_mask), trajectory_ids)
+    lengths = pooled(action_mask.astype(jnp.float32), trajectory_ids)
+    return _exp(totals / jnp.maximum(lengths, 1.0), action_mask)
+
+
+def sequence_token(logprobs: Array, old_logprobs: Array, action_mask: Array, trajectory_ids: Array) -> Array:
+    """The value of `sequence` with each token's own gradient; 0 off actions.
+
+    `s_t = stop_gradient(s) * pi(a_t) / stop_gradient(pi(a_t))`. Where the advantages of a trajectory are equal
+    its gradient is that of `sequence`; where they differ, each token answers for its own.
+
+    All arguments are [B, T]; returns f32[B, T].
+
+    Zheng et al. 2025, GSPO-token (https://arxiv.org/abs/2507.18071).
+    """
+    shared = lax.stop_gradient(sequence(logprobs, old_logprobs, action_mask, trajectory_ids))
+    return shared * on_policy(logprobs, old_logprobs, action_mask, trajectory_ids)
 
 
 def on_policy(logprobs: Array, old_logprobs: Array, action_mask: Array, trajectory_ids: Array) -> Array:
@@ -49,6 +63,46 @@ def on_policy(logprobs: Array, old_logprobs: Array, action_mask: Array, trajecto
     return _exp(_log_ratio(logprobs, lax.stop_gradient(logprobs), action_mask), action_mask)
 
 
+def renormalised(logprobs: Array, kept: Array) -> Array:
+    """The distribution that a top-p or top-k sampler really drew from: `log pi_v - log sum_{u kept} pi_u`.
+
+    A sampler that cuts the tail reports these; a learner that scores the full vocabulary is off by
+    `-log(kept mass)` at every token. With the kept set stored, the gap is 0. Storing V bits a token is dear:
+    sampling for training without a cut needs none of this.
+
+    Args:
+      logprobs: f32[..., V] over the full vocabulary, at the sampler's temperature.
+      kept: bool[..., V] what the sampler could draw.
+
+    Returns:
+      f32[..., V]; -inf where not kept.
+    """
+    inside = jnp.where(kept, logprobs, -jnp.inf)
+    return inside - jax.nn.logsumexp(inside, axis=-1, keepdims=True)
+
+
+def pooled(values: Array, *ids: Array) -> Array:
+    """At every token, the sum of `values` over those tokens of its row whose ids all equal its own.
+
+    Args:
+      values: f32[B, T].
+      ids: i32[B, T] each: trajectory ids, or trajectory ids and turn ids. Any integers, in any order.
+
+    Returns:
+      f32[B, T].
+    """
+    return jax.vmap(_pooled_row)(values, *ids)
+
+
+def _pooled_row(values: Array, *ids: Array) -> Array:
+    order = jnp.lexsort(ids)
+    starts = jnp.zeros(values.shape, jnp.bool_)
+    for key in ids:
+        starts |= jnp.diff(key[order], prepend=key[order][:1]) != 0
+    segments = jnp.cumsum(starts.astype(jnp.int32))[jnp.argsort(order)]
+    return jax.ops.segment_sum(values, segments, values.shape[0])[segments]
+
+
 def _log_ratio(logprobs: Array, old_logprobs: Array, action_mask: Array) -> Array:
     # Masked before the exponential: garbage off actions must not reach the gradient.
     return jnp.where(action_mask, logprobs - old_logprobs, 0.0)
@@ -56,13 +110,3 @@ def _log_ratio(logprobs: Array, old_logprobs: Array, action_mask: Array) -> Arra
 
 def _exp(log_ratio: Array, action_mask: Array) -> Array:
     return jnp.where(action_mask, jnp.exp(jnp.clip(log_ratio, -_LOG_LIMIT, _LOG_LIMIT)), 0.0)
-
-
-def _mean_by_trajectory(values: Array, mask: Array, ids: Array) -> Array:
-    """Mean of `values` over the masked tokens that share an id, at every token: one row, f32[T]."""
-    order = jnp.argsort(ids)
-    changes = jnp.diff(ids[order], prepend=ids[order][:1]) != 0
-    segments = jnp.zeros_like(ids).at[order].set(jnp.cumsum(changes.astype(ids.dtype)))
-    totals = jax.ops.segment_sum(values, segments, ids.shape[0])
-    counts = jax.ops.segment_sum(mask.astype(values.dtype), segments, ids.shape[0])
-    return (totals / jnp.maximum(counts, 1.0))[segments]

@@ -6,8 +6,9 @@ the advantages before the gradient step and no surrogate needs to know of it.
 
 from __future__ import annotations
 
+import jax
 import jax.numpy as jnp
-from jax import Array
+from jax import Array, lax
 
 from agentrl_jax.rl.types import Surrogate
 
@@ -50,5 +51,62 @@ def ppo_clip(low: float = 0.2, high: float = 0.2, dual: float | None = None) -> 
         if dual is None:
             return value
         return jnp.where(advantages < 0, jnp.maximum(value, dual * advantages), value)
+
+    return surrogate
+
+
+def cispo(low: float = 1.0, high: float = 4.0) -> Surrogate:
+    """The clipped ratio as a detached weight on the log-probability: a clipped token still learns.
+
+    `w * A * r / stop_gradient(r)` with `w = stop_gradient(clip(r, 1 - low, 1 + high))`. Its gradient is the paper's,
+    `w * A * d log pi`; its value is `w * A`, where the paper's `w * A * log pi` has a value of no meaning either.
+
+    Args:
+      low: clip range below 1; from 1 on, as in the paper, there is no lower bound.
+      high: clip range above 1, so that the weight is at most `1 + high`. Some code bases name the cap itself:
+        their 5.0 is 4.0 here, the default, which is ScaleRL's; the paper names no value.
+
+    Raises:
+      ValueError: a range that clips everything.
+
+    MiniMax 2025, MiniMax-M1 (https://arxiv.org/abs/2506.13585); Khatri et al. 2025, ScaleRL
+    (https://arxiv.org/abs/2510.13786).
+    """
+    if not low > 0:
+        raise ValueError(f"cispo: low: expected a range above 0 (1 or more for no lower bound), got {low}")
+    if not high > 0:
+        raise ValueError(f"cispo: high: expected a range above 0 (the largest weight less 1), got {high}")
+
+    def surrogate(ratio: Array, advantages: Array) -> Array:
+        weight = lax.stop_gradient(jnp.clip(ratio, 1.0 - low, 1.0 + high))
+        # Off actions the ratio is 0, and 0 / 0 would reach the gradient.
+        own = lax.stop_gradient(jnp.where(ratio > 0, ratio, 1.0))
+        return weight * advantages * (ratio / own)
+
+    return surrogate
+
+
+def sapo(tau_pos: float = 1.0, tau_neg: float = 1.05) -> Surrogate:
+    """A soft gate in place of the clip: `4 / tau * sigmoid(tau * (r - 1)) * A`.
+
+    The slope in r is `4 s (1 - s) * A` with `s = sigmoid(tau * (r - 1))`: A at r = 1, less on either side, never 0.
+    The value at r = 1 is `2 / tau * A`, so losses are offset and only gradients compare with PPO's.
+
+    Args:
+      tau_pos: temperature where A > 0; larger is a narrower gate.
+      tau_neg: temperature elsewhere.
+
+    Raises:
+      ValueError: a temperature is not positive.
+
+    Gao et al. 2025, SAPO (https://arxiv.org/abs/2511.20347).
+    """
+    for name, tau in (("tau_pos", tau_pos), ("tau_neg", tau_neg)):
+        if not tau > 0:
+            raise ValueError(f"sapo: {name}: expected a temperature above 0, got {tau}")
+
+    def surrogate(ratio: Array, advantages: Array) -> Array:
+        tau = jnp.where(advantages > 0, jnp.float32(tau_pos), jnp.float32(tau_neg))
+        return 4.0 / tau * jax.nn.sigmoid(tau * (ratio - 1.0)) * advantages
 
     return surrogate

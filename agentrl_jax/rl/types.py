@@ -26,6 +26,15 @@ class Advantage(Protocol):
     def __call__(self, rewards: Array, valid: Array, /) -> Array: ...
 
 
+class Whitening(Protocol):
+    """(advantages f32[B, T], counted bool[B, T]), of the whole step -> f32[B, T], 0 where not counted.
+
+    With `axis_name` its statistics are those of all devices that share the axis.
+    """
+
+    def __call__(self, advantages: Array, counted: Array, /, *, axis_name: str | None = None) -> Array: ...
+
+
 class Ratio(Protocol):
     """(logprobs, old_logprobs, action_mask, trajectory_ids), each [B, T] -> f32[B, T], 0 off actions."""
 
@@ -50,7 +59,8 @@ class Kl(Protocol):
 class Weights(Protocol):
     """(action_mask, trajectory_ids, turn_ids), each [B, T], of the whole step -> f32[B, T], 0 off actions.
 
-    `keep` bool[N] takes trajectories out of the numerators and out of the denominators.
+    `keep` bool[N] takes trajectories out of the numerators and out of the denominators. Where the rows of the
+    step are spread over a mapped axis, `axis_name` makes every denominator the count over all devices.
     """
 
     def __call__(
@@ -62,6 +72,7 @@ class Weights(Protocol):
         *,
         num_trajectories: int,
         keep: Array | None = None,
+        axis_name: str | None = None,
     ) -> Array: ...
 
 

@@ -3,19 +3,29 @@
 Every denominator is a count over the whole step, so the loss stays one weighted sum and splitting the
 rows over micro-batches or devices changes nothing. A trajectory that `keep` excludes leaves the numerator
 and the denominator; one whose advantages are all 0 (a constant group) still counts in the denominator.
+
+Under `jax.pmap` and `shard_map` an `axis_name` makes each count that of all devices; `trajectory_ids`,
+`num_trajectories` and `keep` are those of the whole step on every device.
 """
 
 from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
-from jax import Array
+from jax import Array, lax
 
+from agentrl_jax.rl.ratios import pooled
 from agentrl_jax.rl.types import Weights
 
 
 def token_mean(
-    action_mask: Array, trajectory_ids: Array, turn_ids: Array, *, num_trajectories: int, keep: Array | None = None
+    action_mask: Array,
+    trajectory_ids: Array,
+    turn_ids: Array,
+    *,
+    num_trajectories: int,
+    keep: Array | None = None,
+    axis_name: str | None = None,
 ) -> Array:
     """`w = 1 / (action tokens of the step)`: every token alike, long trajectories weigh more.
 
@@ -25,6 +35,7 @@ def token_mean(
       turn_ids: i32[B, T], not used.
       num_trajectories: N.
       keep: bool[N] trajectories that count; None is all.
+      axis_name: mapped axis over which the rows of the step are spread; None is one program.
 
     Returns:
       f32[B, T], 0 off actions and on excluded trajectories.
@@ -33,11 +44,17 @@ def token_mean(
     """
     del turn_ids
     counted = _counted(action_mask, trajectory_ids, num_trajectories, keep)
-    return counted / jnp.maximum(jnp.sum(counted), 1.0)
+    return counted / jnp.maximum(_over(jnp.sum(counted), axis_name), 1.0)
 
 
 def sequence_mean(
-    action_mask: Array, trajectory_ids: Array, turn_ids: Array, *, num_trajectories: int, keep: Array | None = None
+    action_mask: Array,
+    trajectory_ids: Array,
+    turn_ids: Array,
+    *,
+    num_trajectories: int,
+    keep: Array | None = None,
+    axis_name: str | None = None,
 ) -> Array:
     """`w = 1 / (trajectories * action tokens of this trajectory)`: every trajectory alike.
 
@@ -48,9 +65,34 @@ def sequence_mean(
     """
     del turn_ids
     counted = _counted(action_mask, trajectory_ids, num_trajectories, keep)
-    lengths = _lengths(counted, trajectory_ids, num_trajectories)
-    trajectories = jnp.maximum(jnp.sum((lengths > 0).astype(jnp.float32)), 1.0)
-    return counted / (trajectories * jnp.maximum(lengths, 1.0)[_safe(trajectory_ids, num_trajectories)])
+    lengths = _lengths(counted, trajectory_ids, num_trajectories, axis_name)
+    return counted / (_present(lengths) * jnp.maximum(lengths, 1.0)[_safe(trajectory_ids, num_trajectories)])
+
+
+def nested_turn_mean(
+    action_mask: Array,
+    trajectory_ids: Array,
+    turn_ids: Array,
+    *,
+    num_trajectories: int,
+    keep: Array | None = None,
+    axis_name: str | None = None,
+) -> Array:
+    """`w = 1 / (trajectories * turns of this trajectory * action tokens of this turn)`: every turn alike.
+
+    A mean over trajectories of means over turns of means over tokens. Turns without an action token are not
+    counted. A turn lies in one row, as the packer promises. Arguments and result as in `token_mean`, and:
+
+    Args:
+      turn_ids: i32[B, T] turn inside the trajectory, set when collected.
+
+    Wei et al. 2025, WebAgent-R1 (https://arxiv.org/abs/2505.16421).
+    """
+    counted = _counted(action_mask, trajectory_ids, num_trajectories, keep)
+    turn = jnp.maximum(pooled(counted, trajectory_ids, turn_ids), 1.0)
+    # Each turn adds up to 1, but for rounding.
+    turns = jnp.round(_lengths(counted / turn, trajectory_ids, num_trajectories, axis_name))
+    return counted / (_present(turns) * jnp.maximum(turns, 1.0)[_safe(trajectory_ids, num_trajectories)] * turn)
 
 
 def constant(length: float) -> Weights:
@@ -72,13 +114,18 @@ def constant(length: float) -> Weights:
         raise ValueError(f"constant: length: expected a number above 0, got {length}")
 
     def weights(
-        action_mask: Array, trajectory_ids: Array, turn_ids: Array, *, num_trajectories: int, keep: Array | None = None
+        action_mask: Array,
+        trajectory_ids: Array,
+        turn_ids: Array,
+        *,
+        num_trajectories: int,
+        keep: Array | None = None,
+        axis_name: str | None = None,
     ) -> Array:
         del turn_ids
         counted = _counted(action_mask, trajectory_ids, num_trajectories, keep)
-        lengths = _lengths(counted, trajectory_ids, num_trajectories)
-        trajectories = jnp.maximum(jnp.sum((lengths > 0).astype(jnp.float32)), 1.0)
-        return counted / (trajectories * length)
+        lengths = _lengths(counted, trajectory_ids, num_trajectories, axis_name)
+        return counted / (_present(lengths) * length)
 
     return weights
 
@@ -95,7 +142,17 @@ def _counted(action_mask: Array, trajectory_ids: Array, num_trajectories: int, k
     return (action_mask & kept).astype(jnp.float32)
 
 
-def _lengths(counted: Array, trajectory_ids: Array, num_trajectories: int) -> Array:
+def _lengths(counted: Array, trajectory_ids: Array, num_trajectories: int, axis_name: str | None) -> Array:
     """f32[N + 1] action tokens per trajectory; the last entry is that of shared tokens and padding."""
     ids = _safe(trajectory_ids, num_trajectories)
-    return jax.ops.segment_sum(counted.reshape(-1), ids.reshape(-1), num_trajectories + 1)
+    here = jax.ops.segment_sum(counted.reshape(-1), ids.reshape(-1), num_trajectories + 1)
+    return _over(here, axis_name)
+
+
+def _present(lengths: Array) -> Array:
+    """How many trajectories have something that counts, and at least 1."""
+    return jnp.maximum(jnp.sum((lengths > 0).astype(jnp.float32)), 1.0)
+
+
+def _over(total: Array, axis_name: str | None) -> Array:
+    return total if axis_name is None else lax.psum(total, axis_name)
