@@ -41,6 +41,7 @@ LOADS_JAX = {"jax", "jaxlib", "flax", "optax", "orbax", "chex"}
 
 MOST_LINES_OF_A_FILE = 600
 MOST_LINES_OF_A_FUNCTION = 100
+MOST_LINES_OF_A_FORMULA = 60  # in rl, docstring included
 
 
 class Import(NamedTuple):
@@ -254,6 +255,20 @@ def test_size_budgets():
                 length = (node.end_lineno or node.lineno) - node.lineno + 1
                 if length > MOST_LINES_OF_A_FUNCTION:
                     broken.append(f"{where(path, node.lineno)}: {node.name} has {length} lines")
+    assert not broken, "\n".join(broken)
+
+
+def test_the_mathematics_is_short_functions_that_say_what_they_compute():
+    broken = []
+    for path in sorted((ROOT / "agentrl_jax" / "rl").glob("*.py")):
+        for node in tree(path).body:
+            if not isinstance(node, ast.FunctionDef):
+                continue
+            length = (node.end_lineno or node.lineno) - node.lineno + 1
+            if length > MOST_LINES_OF_A_FORMULA:
+                broken.append(f"{where(path, node.lineno)}: {node.name} has {length} lines")
+            if not node.name.startswith("_") and not ast.get_docstring(node):
+                broken.append(f"{where(path, node.lineno)}: {node.name} has no docstring")
     assert not broken, "\n".join(broken)
 
 

@@ -64,13 +64,12 @@ def cispo(low: float = 1.0, high: float = 4.0) -> Surrogate:
     Args:
       low: clip range below 1; from 1 on, as in the paper, there is no lower bound.
       high: clip range above 1, so that the weight is at most `1 + high`. Some code bases name the cap itself:
-        their 5.0 is 4.0 here, the default, which is ScaleRL's; the paper names no value.
+        their 5.0 is 4.0 here, the default. The paper names no value, and trainers cap anywhere from 1.28 to 6.
 
     Raises:
       ValueError: a range that clips everything.
 
-    MiniMax 2025, MiniMax-M1 (https://arxiv.org/abs/2506.13585); Khatri et al. 2025, ScaleRL
-    (https://arxiv.org/abs/2510.13786).
+    MiniMax 2025, MiniMax-M1 (https://arxiv.org/abs/2506.13585).
     """
     if not low > 0:
         raise ValueError(f"cispo: low: expected a range above 0 (1 or more for no lower bound), got {low}")
