@@ -3,11 +3,9 @@
     agentrl models pull smollm2-135m
     agentrl train configs/workflow_smollm2.py
 
-As shipped the model solves nothing; after 64 supervised steps it solved 51.6 % of 64 held-out episodes. What the
-reinforcement learning that follows adds has not been measured to its end yet.
+As shipped the model solves nothing. Measured on 2 busy CPU cores, 64 held-out episodes: 60.9 % after 56 supervised steps
+(10 min), 81.2 % after 14 updates of 64 episodes (44 min in all); violations 17.2 % and 7.8 %.
 """
-
-from functools import partial
 
 from agentrl_jax.protocol import EnvironmentRef
 from agentrl_jax.recipes.config import Checkpoints, Evaluation, Loop, PretrainedPolicy, Rollout, RunConfig, Sft, Shown
@@ -33,11 +31,11 @@ def config() -> RunConfig:
         policy=PretrainedPolicy(path="smollm2-135m"),
         stages=(sft, rl),
         rollout=Rollout(
-            workers=32, slots=32, context=384, max_turn_tokens=40, bank=8, decode_steps=8, step_deadline_s=60.0
+            workers=64, slots=64, context=384, max_turn_tokens=40, bank=8, decode_steps=8, step_deadline_s=60.0
         ),
         sft=Sft(
-            steps=64,
-            demonstrations=(Shown(count=400, options={"sloppiness": 0.4}),),
+            steps=56,
+            demonstrations=(Shown(count=400, options={"sloppiness": 0.2}),),
             rows=2,
             width=512,
             micro_rows=1,
@@ -46,12 +44,13 @@ def config() -> RunConfig:
             schedule="cosine",
         ),
         loop=Loop(
-            steps=12,
-            tasks=8,
-            group=8,
+            steps=14,
+            tasks=16,
+            group=4,
             objective=grpo(beta=0.0),
-            reward=partial(lexicographic, broken=-0.3),
-            learning_rate=3e-5,
+            # A violation earns what a failure earns: where acting seldom succeeds, a penalty teaches to refuse everything.
+            reward=lexicographic,
+            learning_rate=1.5e-5,
             warmup=2,
             width=768,
             micro_rows=1,
@@ -59,7 +58,6 @@ def config() -> RunConfig:
             train_tasks=2048,
         ),
         evaluation=Evaluation(episodes=64, every=0),
-        checkpoints=Checkpoints(every=10),
-        remat=True,
+        checkpoints=Checkpoints(every=100),
         logprob_chunk=256,
     )

@@ -1,4 +1,4 @@
-"""`agentrl`: train, evaluate, report, replay, describe. Heavy imports wait until a command needs them."""
+"""`agentrl`: train, evaluate, report, replay, describe, measure. Heavy imports wait until a command needs them."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from agentrl_jax import __version__
+from agentrl_jax.cli import bench
 from agentrl_jax.errors import UserError
 
 USER_ERROR, DIVERGED, INTERRUPTED = 2, 1, 130
@@ -70,6 +71,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     models = command("models", _models, "Fetch a pretrained policy into the local cache.")
     models.add_argument("action", choices=["pull"])
     models.add_argument("name", metavar="NAME", help="such as smollm2-135m")
+    bench.add_arguments(command("bench", bench.run, "Measure a part of the package, or compile it for a TPU."))
 
     # argparse cannot mix a list of positionals with options; what it leaves over are the overrides.
     arguments, rest = parser.parse_known_args(argv)

@@ -2,19 +2,35 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from functools import partial
+from typing import Any, Literal, get_args
 
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
+from jax.typing import DTypeLike
 
+from agentrl_jax.kernels.head import (
+    Chunk,
+    Head,
+    Plan,
+    Scores,
+    check_arrays,
+    check_form,
+    make_head,
+    make_plan,
+    measure,
+    project,
+    pull_all,
+    read,
+    restore,
+    score_all,
+    spread,
+    visit,
+)
 
-class _Chunk(NamedTuple):
-    """A block of action columns, gathered: what is read to predict them, what they are, which are real."""
-
-    hidden: Array  # [B, S, D]
-    targets: Array  # i32[B, S]
-    active: Array  # bool[B, S]
+Form = Literal["two_pass", "pallas", "checkpointed"]
+FORMS: tuple[str, ...] = get_args(Form)
 
 
 def token_logprobs(
@@ -25,17 +41,25 @@ def token_logprobs(
     action_mask: Array,
     *,
     temperature: float = 1.0,
+    soft_cap: float | None = None,
     chunk: int = 1024,
     entropy: bool = False,
+    form: Form = "two_pass",
+    accumulator: DTypeLike | None = None,
 ) -> tuple[Array, Array | None]:
     """Log-probability of every action token given its ancestors, without ever holding [B, T, V].
 
-    `logprobs[b, t] = log softmax(hidden[b, parents[b, t]] @ unembedding.T / temperature)[tokens[b, t]]`
-    on actions, 0 elsewhere; `entropy[b, t] = -sum_v p_v log p_v` of the same distribution.
+    `logprobs[b, t] = log softmax(cap(hidden[b, parents[b, t]] @ unembedding.T) / temperature)[tokens[b, t]]`
+    on actions, 0 elsewhere; `cap(x) = soft_cap * tanh(x / soft_cap)`, or x without a soft cap;
+    `entropy[b, t] = -sum_v p_v log p_v` of the same distribution. Action columns are sorted to the front of
+    their row and projected chunk by chunk, as many chunks as the row with most actions needs: the cost
+    follows the number of actions, and none is ever dropped. Logits, log-softmax and sums are f32.
 
-    Action columns are sorted to the front of their row and projected chunk by chunk; a chunk in which
-    no row has an action is skipped, so the cost follows the number of actions, and no action is ever
-    dropped. Chunks are rematerialised in the backward pass. Logits, log-softmax and sums are f32.
+    "two_pass" keeps a log-normaliser a token and projects a chunk again in the backward pass: 4 matmuls.
+    "pallas" is that with a forward pass for scoring: a kernel without logits in memory, on TPUs, for
+    arrays that `jit` does not partition. "checkpointed" is the plain formula under `jax.checkpoint`, idle
+    chunks included: the reference, and the one that can be differentiated twice, or forwards. Inside
+    `shard_map(check_vma=True)`, gradients of what is replicated come out summed over devices.
 
     Args:
       hidden: [B, T, D] after the final norm.
@@ -44,78 +68,88 @@ def token_logprobs(
       parents: i32[B, T] column that each token continues.
       action_mask: bool[B, T].
       temperature: of the distribution sampled from; it belongs to the policy's definition.
+      soft_cap: bound of the logits before the temperature, or None.
       chunk: tokens projected at once, over all rows; peak memory is about `chunk * V` floats.
       entropy: also return entropies.
+      form: "two_pass", "pallas" or "checkpointed".
+      accumulator: dtype in which chunks add up the unembedding's gradient; None for the unembedding's own.
 
     Returns:
       f32[B, T] log-probabilities, and f32[B, T] entropies or None.
 
     Raises:
-      ValueError: a shape does not fit, or `temperature` or `chunk` is not positive.
+      ValueError: a shape does not fit, or a setting has no meaning.
     """
-    _check(hidden, unembedding, tokens, parents, action_mask, temperature, chunk)
-    rows, length = tokens.shape
-    columns = min(length, max(1, chunk // rows))
-    steps = -(-length // columns)
-    order = jnp.argsort(~action_mask, axis=1, stable=True)
+    check_form("token_logprobs", form, *FORMS)
+    if form == "checkpointed" and accumulator is not None:
+        raise ValueError("token_logprobs: accumulator: has no effect on form='checkpointed': leave one of them out")
+    columns = tokens, parents, action_mask
+    check_arrays("token_logprobs", hidden, unembedding, *columns)
+    settings = chunk, temperature, soft_cap, entropy, accumulator
+    head = make_head("token_logprobs", tokens.shape, *settings, pallas=form == "pallas")
+    plan = make_plan(head, *columns)
+    function = _checkpointed if form == "checkpointed" else two_pass
+    logprobs, entropies = function(head, *spread(head, hidden, unembedding, plan), plan)
+    return restore(plan, logprobs, entropies)
 
-    def arrange(values: Array) -> Array:
-        """[B, T, ...] in sorted order -> [steps, B, columns, ...]."""
-        padded = jnp.pad(values, [(0, 0), (0, steps * columns - length)] + [(0, 0)] * (values.ndim - 2))
-        return jnp.moveaxis(padded.reshape(rows, steps, columns, *values.shape[2:]), 1, 0)
 
-    read = jnp.maximum(jnp.take_along_axis(parents, order, axis=1), 0)
-    chunks = _Chunk(
-        hidden=arrange(jnp.take_along_axis(hidden.astype(unembedding.dtype), read[:, :, None], axis=1)),
-        targets=arrange(jnp.take_along_axis(tokens, order, axis=1)),
-        active=arrange(jnp.take_along_axis(action_mask, order, axis=1)),
-    )
+def _checkpointed(head: Head, hidden: Array, matrix: Array, plan: Plan) -> tuple[Array, Array | None]:
+    steps = plan.order.shape[1] // head.columns
+    indices = jnp.arange(steps, dtype=jnp.int32)
+    states = jax.vmap(lambda index: read(hidden, matrix, visit(head, plan, index)))(indices)
 
     @jax.checkpoint
-    def project(matrix: Array, chunk_: _Chunk) -> tuple[Array, Array | None]:
-        nothing = jnp.zeros(chunk_.active.shape, jnp.float32)
-        return lax.cond(
-            jnp.any(chunk_.active),
-            lambda: _project(matrix, chunk_, temperature, entropy),
-            lambda: (nothing, nothing if entropy else None),
-        )
+    def step(matrix: Array, index: Array, states: Array) -> Scores:
+        return score(head, states, matrix, visit(head, plan, index))
 
-    _, (logprobs, entropies) = lax.scan(lambda _, chunk_: (None, project(unembedding, chunk_)), None, chunks)
-    inverse = jnp.argsort(order, axis=1)
-
-    def restore(values: Array) -> Array:
-        flat = jnp.moveaxis(values, 0, 1).reshape(rows, steps * columns)
-        return jnp.take_along_axis(flat, inverse, axis=1)
-
-    return restore(logprobs), restore(entropies) if entropy else None
+    _, scores = lax.scan(lambda _, inputs: (None, step(matrix, *inputs)), None, (indices, states))
+    flat = lambda x: jnp.moveaxis(x, 0, 1).reshape(plan.order.shape)  # noqa: E731
+    return jax.tree.map(flat, (scores.logprobs, scores.entropy))
 
 
-def _project(matrix: Array, chunk: _Chunk, temperature: float, entropy: bool) -> tuple[Array, Array | None]:
-    # Zeroed before the projection, not after: what stands in idle columns must not reach the gradient.
-    hidden = jnp.where(chunk.active[:, :, None], chunk.hidden, jnp.zeros((), chunk.hidden.dtype))
-    logits = jnp.einsum("bsd,vd->bsv", hidden, matrix, preferred_element_type=jnp.float32) * (1.0 / temperature)
-    # From the peak down, before anything is added up: a logit of 20 is rounded to 2e-6, its distance to the peak less.
-    shifted = logits - lax.stop_gradient(jnp.max(logits, axis=-1, keepdims=True))
-    mass = jnp.exp(shifted)
-    total = jnp.sum(mass, axis=-1)
-    chosen = jnp.take_along_axis(shifted, chunk.targets[:, :, None], axis=-1)[:, :, 0]
-    logprobs = jnp.where(chunk.active, chosen - jnp.log(total), 0.0)
-    if not entropy:
-        return logprobs, None
-    mean = jnp.sum(mass * shifted, axis=-1) / total
-    return logprobs, jnp.where(chunk.active, jnp.log(total) - mean, 0.0)
+def score(head: Head, states: Array, matrix: Array, chunk: Chunk) -> Scores:
+    """A chunk's scores, by way of its logits."""
+    return measure(head, project(head, states, matrix)[0], chunk)
 
 
-def _check(
-    hidden: Array, unembedding: Array, tokens: Array, parents: Array, mask: Array, temperature: float, chunk: int
-) -> None:
-    if hidden.ndim != 3 or unembedding.ndim != 2 or hidden.shape[2] != unembedding.shape[1]:
-        shapes = f"{hidden.shape} and {unembedding.shape}"
-        raise ValueError(f"token_logprobs: expected hidden [B, T, D] and unembedding [V, D], got {shapes}")
-    for name, array in (("tokens", tokens), ("parents", parents), ("action_mask", mask)):
-        if array.shape != hidden.shape[:2]:
-            raise ValueError(f"token_logprobs: {name}: expected {hidden.shape[:2]}, got {array.shape}")
-    if not temperature > 0:
-        raise ValueError(f"token_logprobs: temperature: expected a number above 0, got {temperature}")
-    if chunk < 1:
-        raise ValueError(f"token_logprobs: chunk: expected at least 1 token, got {chunk}")
+def _score_on_tpu(head: Head, states: Array, matrix: Array, chunk: Chunk) -> Scores:
+    from agentrl_jax.kernels.pallas.logprobs import score_columns
+
+    flat = states.reshape(-1, states.shape[2]), matrix, chunk.targets.reshape(-1)
+    found = score_columns(*flat, temperature=head.temperature, soft_cap=head.soft_cap)
+    logprobs, normalizers, entropy = (part.reshape(chunk.targets.shape) for part in found)
+    logprobs, entropy = (jnp.where(chunk.active, part, 0.0) for part in (logprobs, entropy))
+    return Scores(logprobs, normalizers, entropy if head.entropy else None)
+
+
+def _score_anywhere(head: Head, states: Array, matrix: Array, chunk: Chunk) -> Scores:
+    if not head.pallas:
+        return score(head, states, matrix, chunk)
+    # Chosen when it is lowered: compiling for a TPU on another machine gets the kernel as well.
+    kernel, plain = (partial(function, head) for function in (_score_on_tpu, score))
+    return lax.platform_dependent(states, matrix, chunk, tpu=kernel, default=plain)
+
+
+def _primal(head: Head, hidden: Array, matrix: Array, plan: Plan) -> tuple[Array, Array | None]:
+    return _forward(head, hidden, matrix, plan)[0]
+
+
+def _forward(head: Head, hidden: Array, matrix: Array, plan: Plan) -> tuple[tuple[Array, Array | None], Any]:
+    scores = score_all(head, hidden, matrix, plan, _score_anywhere)
+    return (scores.logprobs, scores.entropy), (hidden, matrix, plan, scores)
+
+
+def _backward(head: Head, kept: Any, pulled: tuple[Array, Array | None]) -> tuple[Array, Array, None]:
+    hidden, matrix, plan, scores = kept
+
+    def pulls(index: Array, chunk: Chunk, logits: Array) -> tuple[Scores, Array, Array | None]:
+        del chunk, logits
+        cut = partial(lax.dynamic_slice_in_dim, start_index=index * head.columns, slice_size=head.columns, axis=1)
+        return jax.tree.map(cut, (scores, *pulled))
+
+    dhidden, dmatrix, _ = pull_all(head, hidden, matrix, plan, pulls)
+    return dhidden, dmatrix, None
+
+
+two_pass = jax.custom_vjp(_primal, nondiff_argnums=(0,))
+two_pass.defvjp(_forward, _backward)

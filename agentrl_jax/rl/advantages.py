@@ -33,14 +33,20 @@ def group_centered(
       scale_by_std: divide by the standard deviation; without it, easy and hard tasks weigh the same
         (Dr. GRPO).
       ddof: 1 for the sample standard deviation (torch.std), 0 for the population's (jnp.std).
-      eps: added to the standard deviation.
+      eps: added to the standard deviation, above 0.
 
     Returns:
       f32[G].
 
+    Raises:
+      ValueError: not the arrays of one group, or a setting outside the range above.
+
     Shao et al. 2024, GRPO (https://arxiv.org/abs/2402.03300); Liu et al. 2025, Dr. GRPO
     (https://arxiv.org/abs/2503.20783).
     """
+    _check_group("group_centered", rewards, valid)
+    if scale_by_std:
+        _check_scaling("group_centered", ddof, eps)
     centered, count = _center(rewards, valid)
     if not scale_by_std:
         return centered
@@ -61,8 +67,12 @@ def leave_one_out(rewards: Array, valid: Array) -> Array:
     Returns:
       f32[G].
 
+    Raises:
+      ValueError: not the arrays of one group.
+
     Kool et al. 2019; Ahmadian et al. 2024, RLOO (https://arxiv.org/abs/2402.14740).
     """
+    _check_group("leave_one_out", rewards, valid)
     centered, count = _center(rewards, valid)
     return centered * (count / jnp.maximum(count - 1.0, 1.0))
 
@@ -242,6 +252,12 @@ def _total(values: Array, axis_name: AxisName | None) -> Array:
     """The sum over the batch, f32[]."""
     total = jnp.sum(values.astype(jnp.float32))
     return total if axis_name is None else lax.psum(total, axis_name)
+
+
+def _check_group(name: str, rewards: Array, valid: Array) -> None:
+    if rewards.ndim != 1:
+        raise ValueError(f"{name}: rewards: expected f32[G] of one group, got shape {rewards.shape}: vmap over groups")
+    _check_mask(name, "valid", valid, rewards.shape)
 
 
 def _check_mask(name: str, argument: str, mask: Array, shape: tuple[int, ...]) -> None:

@@ -1,10 +1,13 @@
 """Published algorithms as compositions; defaults are those of the papers.
 
-What a paper does before the loss (which groups are kept, how rewards are shaped, the learning rate) is not here.
+What a paper does before the loss (which groups are kept, how rewards are shaped, the learning rate) is not here. Each
+raises ValueError for a setting without a meaning: `beta` that is negative or not finite, `entropy_coef` that is not
+finite, and what the pieces refuse.
 """
 
 from __future__ import annotations
 
+import math
 from functools import partial
 
 from agentrl_jax.rl import advantages, corrections, kl, ratios, surrogates, weights
@@ -60,6 +63,7 @@ def reinforce_plus_plus_baseline(*, clip: float = 0.2, beta: float = 0.0, eps: f
     released trainers take the mean over tokens off again (`whiten` with `global_whitened`). `beta=0` leaves the
     reference out. Hu et al. 2025 (https://arxiv.org/abs/2501.03262).
     """
+    _check("reinforce_plus_plus_baseline", beta=beta)
     return Objective(
         advantage=partial(advantages.group_centered, scale_by_std=False),
         ratio=ratios.token,
@@ -84,6 +88,7 @@ def ppo(
     `dual` bounds what a token with a negative advantage can do far off policy; `whiten` normalises the
     advantages of the step, as most implementations do. Schulman et al. 2017 (https://arxiv.org/abs/1707.06347).
     """
+    _check("ppo", entropy_coef=entropy_coef)
     return Objective(
         advantage=credit_only,
         ratio=ratios.token,
@@ -124,6 +129,7 @@ def grpo(
 
     `beta=0` leaves the reference out. Shao et al. 2024 (https://arxiv.org/abs/2402.03300).
     """
+    _check("grpo", beta=beta, entropy_coef=entropy_coef)
     return Objective(
         advantage=partial(advantages.group_centered, eps=eps),
         ratio=ratios.token,
@@ -142,6 +148,7 @@ def m_grpo(*, clip: float = 0.2, beta: float = 0.001, eps: float = 1e-4) -> Obje
     `beta=0` leaves the reference out. Wei et al. 2025, WebAgent-R1 (https://arxiv.org/abs/2505.16421); beta and eps
     are those of its released configuration.
     """
+    _check("m_grpo", beta=beta)
     return Objective(
         advantage=partial(advantages.group_centered, eps=eps),
         ratio=ratios.token,
@@ -235,3 +242,10 @@ def sapo(*, tau_pos: float = 1.0, tau_neg: float = 1.05) -> Objective:
         surrogate=surrogates.sapo(tau_pos, tau_neg),
         weights=weights.sequence_mean,
     )
+
+
+def _check(name: str, *, beta: float = 0.0, entropy_coef: float = 0.0) -> None:
+    if not 0 <= beta < math.inf:
+        raise ValueError(f"{name}: beta: expected a finite number of 0 or more, got {beta}: 0 leaves the reference out")
+    if not math.isfinite(entropy_coef):
+        raise ValueError(f"{name}: entropy_coef: expected a finite number, got {entropy_coef}")

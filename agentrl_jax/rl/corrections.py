@@ -6,7 +6,8 @@ together would count the mismatch twice. A factor of 0 rejects a token or a traj
 The weights keep the step's original counts, since dividing by what is left would inflate the gradient by their ratio.
 
 Factors of whole trajectories can be exactly 1 while single tokens are far off: `product` pairs them with one that
-looks at tokens, and `mismatch` reports both kinds before anything is clipped.
+looks at tokens, and `mismatch` reports both kinds before anything is clipped. Every correction raises ValueError where
+the shapes of its arrays differ or `action_mask` is not bool; those of whole trajectories, where they are not [B, T].
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from collections.abc import Callable
 import jax.numpy as jnp
 from jax import Array, lax
 
-from agentrl_jax.rl.ratios import pooled
+from agentrl_jax.rl.ratios import check_shapes, check_tokens, pooled
 from agentrl_jax.rl.types import Correction, Metrics
 
 _LOG_LIMIT = 20.0
@@ -33,12 +34,12 @@ def truncated(cap: float = 2.0) -> Correction:
       A correction on [B, T] arrays.
 
     Raises:
-      ValueError: `cap` is not positive.
+      ValueError: `cap` is not a finite number above 0.
 
     Ionides 2008; Yao et al. 2025 (https://fengyao.notion.site/off-policy-rl).
     """
     _check_cap("truncated", cap)
-    return _correction(lambda log_ratio, *_: jnp.minimum(_exp(log_ratio), cap))
+    return _correction("truncated", lambda log_ratio, *_: jnp.minimum(_exp(log_ratio), cap))
 
 
 def masked(low: float = 0.5, high: float = 2.0) -> Correction:
@@ -52,26 +53,39 @@ def masked(low: float = 0.5, high: float = 2.0) -> Correction:
       A correction on [B, T] arrays.
 
     Raises:
-      ValueError: a ratio of 1 does not lie between the bounds.
+      ValueError: a ratio of 1 does not lie between the bounds, or a bound is NaN.
+
+    No paper: the masked form of `truncated`, as released trainers have it; the bounds are theirs.
     """
     _check_bounds("masked", low, high)
-    return _correction(lambda log_ratio, *_: _inside(_exp(log_ratio), low, high) * _exp(log_ratio))
+    return _correction("masked", lambda log_ratio, *_: _inside(_exp(log_ratio), low, high) * _exp(log_ratio))
 
 
 def sequence(cap: float = 2.0) -> Correction:
     """Truncated importance sampling of whole trajectories: `c = min(prod_t rho_t, cap)` at each action token.
 
     Unbiased below the cap, but its variance grows exponentially with the length: a ratio of 1.1 a token is a
-    product of 14 000 after 100. Argument, result and errors as in `truncated`.
+    product of 14 000 after 100.
+
+    Args:
+      cap: largest factor.
+
+    Returns:
+      A correction on [B, T] arrays.
+
+    Raises:
+      ValueError: `cap` is not a finite number above 0.
+
+    No paper of its own: `truncated` (Ionides 2008), with the trajectory as what is sampled.
     """
     _check_cap("sequence", cap)
-    return _correction(lambda log_ratio, _, ids: jnp.minimum(_exp(pooled(log_ratio, ids)), cap))
+    return _correction("sequence", lambda log_ratio, _, ids: jnp.minimum(_exp(pooled(log_ratio, ids)), cap), rows=True)
 
 
 def sequence_masked(low: float = 0.5, high: float = 2.0) -> Correction:
     """Masked importance sampling of whole trajectories: `c = prod_t rho_t` inside [low, high], 0 outside.
 
-    Arguments, result and errors as in `masked`.
+    Arguments, result, errors and source as in `masked`.
     """
     _check_bounds("sequence_masked", low, high)
 
@@ -80,7 +94,7 @@ def sequence_masked(low: float = 0.5, high: float = 2.0) -> Correction:
         ratio = _exp(pooled(log_ratio, trajectory_ids))
         return _inside(ratio, low, high) * ratio
 
-    return _correction(factors)
+    return _correction("sequence_masked", factors, rows=True)
 
 
 def geometric(low: float = 0.999, high: float = 1.001) -> Correction:
@@ -88,13 +102,15 @@ def geometric(low: float = 0.999, high: float = 1.001) -> Correction:
 
     What is kept is not weighed. The mean does not grow with the length, so the bounds are narrow. Arguments,
     result and errors as in `masked`.
+
+    No paper: as released trainers have it. The mean is that of `ratios.sequence` (GSPO), of old and behavior policy.
     """
     _check_bounds("geometric", low, high)
 
     def factors(log_ratio: Array, action_mask: Array, trajectory_ids: Array) -> Array:
         return _inside(_exp(pooled(log_ratio, trajectory_ids) / _lengths(action_mask, trajectory_ids)), low, high)
 
-    return _correction(factors)
+    return _correction("geometric", factors, rows=True)
 
 
 def veto(threshold: float = 1e-4) -> Correction:
@@ -108,6 +124,8 @@ def veto(threshold: float = 1e-4) -> Correction:
 
     Raises:
       ValueError: `threshold` is not in (0, 1).
+
+    No paper: as released trainers have it, and so is the threshold.
     """
     if not 0 < threshold < 1:
         raise ValueError(f"veto: threshold: expected a ratio in (0, 1), got {threshold}")
@@ -117,13 +135,14 @@ def veto(threshold: float = 1e-4) -> Correction:
         hopeless = (log_ratio < math.log(threshold)).astype(jnp.float32)
         return (pooled(hopeless, trajectory_ids) == 0).astype(jnp.float32)
 
-    return _correction(factors)
+    return _correction("veto", factors, rows=True)
 
 
 def product(*corrections: Correction) -> Correction:
     """All of several corrections at once: their factors multiplied, so that each may reject.
 
-    `product(truncated(2.0), geometric(), veto())` weighs tokens and filters trajectories.
+    `product(truncated(2.0), geometric(), veto())` weighs tokens and filters trajectories; errors are those of each.
+    No paper: a definition of this library.
     """
 
     def correction(old_logprobs: Array, behavior_logprobs: Array, action_mask: Array, trajectory_ids: Array) -> Array:
@@ -158,7 +177,13 @@ def mismatch(
       their rho) and `mismatch_geometric` (mean of their rho); with a correction, over action tokens:
       `correction_mean` and `correction_rejected` (factor 0). The maximum `mismatch_k2_max`. Log-ratios are
       limited to [-20, 20] before they are exponentiated.
+
+    Raises:
+      ValueError: shapes differ or are not [B, T], or `action_mask` is not bool.
+
+    No paper: figures of this library; k2 and k3 are Schulman's 2020 (http://joschu.net/blog/kl-approx.html).
     """
+    _check_arrays("mismatch", old_logprobs, behavior_logprobs, action_mask, trajectory_ids, rows=True)
     log_ratio = lax.stop_gradient(_log_ratio(old_logprobs, behavior_logprobs, action_mask))
     ratio, totals = _exp(log_ratio), pooled(log_ratio, trajectory_ids)
     lengths = _lengths(action_mask, trajectory_ids)
@@ -198,7 +223,14 @@ def proximal_share(behavior_versions: Array, proximal_versions: Array, versions:
 
     Returns:
       f32 of that shape, in [0, 1] where the versions are in order.
+
+    Raises:
+      ValueError: shapes differ.
+
+    Li et al. 2025, A-3PO (https://arxiv.org/abs/2512.06547).
     """
+    arrays = {"proximal_versions": proximal_versions, "versions": versions}
+    check_shapes("proximal_share", "behavior_versions", behavior_versions, **arrays)
     lag = (versions - behavior_versions).astype(jnp.float32)
     passed = (proximal_versions - behavior_versions).astype(jnp.float32)
     return jnp.where(lag > 0, passed / jnp.maximum(lag, 1.0), 1.0)
@@ -215,20 +247,29 @@ def proximal_log_linear(logprobs: Array, behavior_logprobs: Array, share: Array)
     Returns:
       f32 of that shape, detached.
 
+    Raises:
+      ValueError: shapes differ.
+
     Li et al. 2025, A-3PO (https://arxiv.org/abs/2512.06547).
     """
+    check_shapes("proximal_log_linear", "logprobs", logprobs, behavior_logprobs=behavior_logprobs, share=share)
     return lax.stop_gradient(behavior_logprobs + share * (logprobs - behavior_logprobs))
 
 
 def proximal_linear(logprobs: Array, behavior_logprobs: Array, share: Array) -> Array:
-    """As `proximal_log_linear`, by arithmetic interpolation: `log((1 - alpha) * mu + alpha * pi)`."""
+    """As `proximal_log_linear`, by arithmetic interpolation: `log((1 - alpha) * mu + alpha * pi)`.
+
+    Arguments, result and errors as there. No paper of its own: a definition of this library, to compare with it.
+    """
+    check_shapes("proximal_linear", "logprobs", logprobs, behavior_logprobs=behavior_logprobs, share=share)
     return lax.stop_gradient(jnp.logaddexp(jnp.log1p(-share) + behavior_logprobs, jnp.log(share) + logprobs))
 
 
-def _correction(factors: Callable[[Array, Array, Array], Array]) -> Correction:
+def _correction(name: str, factors: Callable[[Array, Array, Array], Array], *, rows: bool = False) -> Correction:
     """(log_ratio, action_mask, trajectory_ids) -> factors, as a correction: detached, and 1 off actions."""
 
     def correction(old_logprobs: Array, behavior_logprobs: Array, action_mask: Array, trajectory_ids: Array) -> Array:
+        _check_arrays(name, old_logprobs, behavior_logprobs, action_mask, trajectory_ids, rows=rows)
         found = factors(_log_ratio(old_logprobs, behavior_logprobs, action_mask), action_mask, trajectory_ids)
         return lax.stop_gradient(jnp.where(action_mask, found, 1.0))
 
@@ -252,8 +293,12 @@ def _lengths(action_mask: Array, trajectory_ids: Array) -> Array:
 
 
 def _check_cap(name: str, cap: float) -> None:
-    if not cap > 0:
-        raise ValueError(f"{name}: cap: expected a number above 0, got {cap}")
+    if not 0 < cap < math.inf:
+        raise ValueError(f"{name}: cap: expected a finite number above 0, got {cap}")
+
+
+def _check_arrays(name: str, old: Array, behavior: Array, action_mask: Array, ids: Array, *, rows: bool) -> None:
+    check_tokens(name, action_mask, rows=rows, old_logprobs=old, behavior_logprobs=behavior, trajectory_ids=ids)
 
 
 def _check_bounds(name: str, low: float, high: float) -> None:

@@ -88,7 +88,9 @@ def turn_gae(
       `Credit` of f32[T]. An action token of a turn outside 0..K-1 gets NaN, and not another turn's credit.
 
     Raises:
-      ValueError: as in `gae`.
+      ValueError: as in `gae`; or `rewards` and `values` are not of one shape [K].
+
+    Schulman et al. 2016 (https://arxiv.org/abs/1506.02438), with a turn as the step; no paper of its own.
     """
     _check("turn_gae", action_mask, bootstrap, turn_ids=turn_ids)
     if rewards.ndim != 1 or rewards.shape != values.shape:

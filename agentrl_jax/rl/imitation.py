@@ -37,7 +37,7 @@ def imitation_loss(logprobs: Array, entropy: Array | None, batch: TokenBatch) ->
     sums = {"mean_logprob": total(logprobs)}
     if entropy is not None:
         sums["entropy"] = total(entropy)
-    return -jnp.sum(batch.weights * jnp.where(batch.action_mask, logprobs, 0.0)), Metrics(sums, {})
+    return -jnp.sum(batch.weights * jnp.where(counted, logprobs, 0.0)), Metrics(sums, {})
 
 
 def mixture_weights(

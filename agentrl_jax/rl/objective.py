@@ -67,7 +67,8 @@ def assign(
     """Fill in advantages and weights: who deserves what, and how much each token counts.
 
     `advantages[b, t] = A[trajectory_ids[b, t]] + credit[b, t]` with A from `objective.advantage`, group by group;
-    whitened over the kept tokens of the step, then times the correction, where those are set; 0 off actions.
+    whitened over the kept tokens of the step, then times the correction, where those are set; 0 off actions and on
+    trajectories that are not kept.
     Trajectory p * G + g is member g of group p.
 
     Args:
@@ -104,6 +105,9 @@ def assign(
     if objective.correction is not None:
         old, behavior = jnp.asarray(batch.old_logprobs), jnp.asarray(batch.behavior_logprobs)
         advantages = advantages * objective.correction(old, behavior, action_mask, ids)
+    advantages = jnp.where(
+        action_mask & spread(kept), advantages, 0.0
+    )  # nothing of an excluded trajectory, NaN neither
     weights = objective.weights(
         action_mask,
         ids,
@@ -140,13 +144,13 @@ def policy_loss(
       ValueError: the objective needs what `batch` or `entropy` does not hold.
     """
     _check(objective, entropy, batch)
-    mask = batch.action_mask
+    # What has no weight is not read: garbage off actions or in an excluded trajectory must not reach the gradient.
+    mask = batch.action_mask & (batch.weights > 0)
     old = batch.behavior_logprobs if batch.old_logprobs is None else batch.old_logprobs
     ratio = objective.ratio(logprobs, old, mask, batch.trajectory_ids)
     per_token = -objective.surrogate(ratio, batch.advantages)
     kl = None
     if objective.kl is not None:
-        # Masked before the exponential: garbage off actions must not reach the gradient.
         kl = objective.kl(jnp.where(mask, logprobs, 0.0), jnp.where(mask, batch.ref_logprobs, 0.0))
         if objective.kl_ratio is not None:
             kl = off_policy(kl, objective.kl_ratio(logprobs, old, mask, batch.trajectory_ids))

@@ -42,7 +42,9 @@ def value_and_grad(loss: LossAndMetrics, *, axis_name: str) -> Callable[..., tup
       same on every device.
 
     Raises:
-      ValueError: `loss` adds up its value over the axis by itself.
+      ValueError: every path from `params` to the value of `loss` visibly runs through a `psum` over the axis (`pmean`
+        too), or there is none. Calls such as `jit` and `checkpoint` are looked into. Not noticed: a sum inside a
+        loop or a branch, one by `all_gather` or another collective, and one of a part of the value only.
     """
 
     def evaluate(params: Any, *args: Any) -> tuple[tuple[Array, Metrics], Any]:
@@ -57,11 +59,13 @@ def value_and_grad(loss: LossAndMetrics, *, axis_name: str) -> Callable[..., tup
 
 
 def _refuse_sum(value: Callable[[Any], Array], params: Any, axis_name: str) -> None:
+    """A safeguard against the likely mistake, not a proof: see what `value_and_grad` says is not noticed."""
     jaxpr = jax.make_jaxpr(value)(params).jaxpr
     if not any(_own(jaxpr, [True] * len(jaxpr.invars), axis_name)):
         raise ValueError(
-            f"value_and_grad: loss: expected the sum over this device's rows, got one over axis {axis_name!r}, or one "
-            "without params: its gradient would be wrong by the number of devices. value_and_grad adds up by itself"
+            f"value_and_grad: loss: expected the sum over this device's rows, got a psum over axis {axis_name!r}, or "
+            "a value without params: value_and_grad adds up over the axis, and would do so twice. Return this device's "
+            "part"
         )
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
 
 
@@ -68,18 +69,27 @@ def check_conservation(
 ) -> None:
     """Refuse shaped rewards that do not telescope. Runs on the host, on one trajectory's figures.
 
-    Args as in `conservation_error`, and `tolerance`, the largest error to pass over as rounding.
+    Args as in `conservation_error`, and `tolerance`, the largest error to pass over as rounding, beside the largest
+    potential (and 1). The sums are taken in float64.
 
     Raises:
       ValueError: names both sums. Also for NaN.
     """
-    totals = _totals("check_conservation", shaped, potentials, valid, gamma, terminated)
-    found, expected = (float(total) for total in totals)
-    if not abs(found - expected) <= tolerance:
+    turns = np.asarray(_turns("check_conservation", potentials, valid))
+    phi, paid = np.asarray(potentials, np.float64), np.asarray(shaped, np.float64)
+    if paid.shape != turns.shape:
+        raise ValueError(f"check_conservation: shaped: expected {turns.shape}, one a turn, got {paid.shape}")
+    count = int(turns.sum())
+    if count == 0:
+        return
+    found = float(np.sum(np.power(gamma, np.arange(count)) * paid[:count]))
+    expected = (0.0 if terminated else gamma**count * float(phi[count])) - float(phi[0])
+    largest = max(1.0, float(np.abs(phi[: count + 1]).max()))
+    if not abs(found - expected) <= tolerance * largest:
         raise ValueError(
             f"check_conservation: the shaped rewards sum to {found:.6g} and the potentials say {expected:.6g}, "
-            f"{abs(found - expected):.3g} apart with a tolerance of {tolerance:g}: shape with the return's own "
-            f"gamma ({gamma:g} here), and neither normalise nor clip the differences"
+            f"{abs(found - expected):.3g} apart with a tolerance of {tolerance * largest:g}: shape with the return's "
+            f"own gamma ({gamma:g} here), and neither normalise nor clip the differences"
         )
 
 
@@ -231,7 +241,8 @@ def trace_turn_credit(
     decays = jnp.where(within, gamma ** jnp.arange(window, dtype=jnp.float32)[None], 0.0)
     differences = potential_difference(potentials, valid)[jnp.minimum(ahead, turns - 1)]
     local = jnp.sum(decays * differences, axis=1) / jnp.maximum(jnp.sum(decays, axis=1), 1.0)
-    left = jnp.sum(valid.astype(jnp.float32)) - jnp.arange(turns, dtype=jnp.float32)
+    # Beyond the last turn the power would overflow, and its gradient with it.
+    left = jnp.where(valid, jnp.sum(valid.astype(jnp.float32)) - jnp.arange(turns, dtype=jnp.float32), 1.0)
     fill = terminal_scale * jnp.asarray(outcome_advantage, jnp.float32) * gamma ** (left - first_index)
     return jnp.where(valid, local + jnp.where(left <= window, fill, 0.0), 0.0)
 

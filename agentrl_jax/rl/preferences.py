@@ -7,9 +7,13 @@ policy's. So `trajectory_logprobs` comes first, then for pairs `reference_margin
 
 from __future__ import annotations
 
+import math
+
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
+
+from agentrl_jax.rl.ratios import check_shapes, check_tokens
 
 
 def trajectory_logprobs(
@@ -28,7 +32,11 @@ def trajectory_logprobs(
 
     Returns:
       f32[N] sums and f32[N] counts; 0 and 0 for a trajectory without an action token.
+
+    Raises:
+      ValueError: shapes differ, or `action_mask` is not bool.
     """
+    check_tokens("trajectory_logprobs", action_mask, logprobs=logprobs, trajectory_ids=trajectory_ids)
     ids = jnp.where(action_mask, jnp.clip(trajectory_ids, 0, num_trajectories), num_trajectories).reshape(-1)
     parts = jnp.stack([jnp.where(action_mask, logprobs, 0.0), action_mask.astype(jnp.float32)], axis=-1)
     totals = jax.ops.segment_sum(parts.reshape(-1, 2), ids, num_trajectories + 1)[:-1]
@@ -49,7 +57,14 @@ def reference_margins(chosen: Array, rejected: Array, ref_chosen: Array, ref_rej
 
     Returns:
       f32 of that shape.
+
+    Raises:
+      ValueError: shapes differ.
+
+    Rafailov et al. 2023, DPO (https://arxiv.org/abs/2305.18290).
     """
+    others = {"rejected": rejected, "ref_chosen": ref_chosen, "ref_rejected": ref_rejected}
+    check_shapes("reference_margins", "chosen", chosen, **others)
     return (chosen - lax.stop_gradient(ref_chosen)) - (rejected - lax.stop_gradient(ref_rejected))
 
 
@@ -67,7 +82,7 @@ def dpo(margins: Array, *, beta: float = 0.1) -> Array:
       f32 of that shape.
 
     Raises:
-      ValueError: `beta` is not positive.
+      ValueError: `beta` is not a finite number above 0.
 
     Rafailov et al. 2023 (https://arxiv.org/abs/2305.18290); Song et al. 2024, ETO (https://arxiv.org/abs/2403.02502).
     """
@@ -78,7 +93,7 @@ def dpo(margins: Array, *, beta: float = 0.1) -> Array:
 def dpo_smoothed(margins: Array, *, beta: float = 0.1, flip: float = 0.1) -> Array:
     """Conservative DPO: `(1 - flip) * dpo(margin) + flip * dpo(-margin)`, the expected loss if labels flip that often.
 
-    Margins and beta as in `dpo`; `flip` in [0, 0.5).
+    Margins, beta and errors as in `dpo`; `flip` in [0, 0.5), else ValueError.
 
     Mitchell 2023 (https://ericmitchell.ai/cdpo.pdf).
     """
@@ -89,8 +104,8 @@ def dpo_smoothed(margins: Array, *, beta: float = 0.1, flip: float = 0.1) -> Arr
 def dpo_robust(margins: Array, *, beta: float = 0.1, flip: float = 0.1) -> Array:
     """Robust DPO: `((1 - flip) * dpo(margin) - flip * dpo(-margin)) / (1 - 2 * flip)`.
 
-    Over labels that flip with that chance its expectation is the loss on the true ones. Margins and beta as in
-    `dpo`; `flip` in [0, 0.5).
+    Over labels that flip with that chance its expectation is the loss on the true ones. Margins, beta and
+    errors as in `dpo`; `flip` in [0, 0.5), else ValueError.
 
     Chowdhury et al. 2024 (https://arxiv.org/abs/2403.00409).
     """
@@ -110,7 +125,7 @@ def ipo(margins: Array, *, beta: float = 0.1) -> Array:
       f32 of that shape.
 
     Raises:
-      ValueError: `beta` is not positive.
+      ValueError: `beta` is not a finite number above 0.
 
     Azar et al. 2023 (https://arxiv.org/abs/2310.12036).
     """
@@ -140,11 +155,14 @@ def simpo(chosen: Array, rejected: Array, *, beta: float = 2.5, gamma: float = 1
       f32 of that shape.
 
     Raises:
-      ValueError: `beta` is not positive.
+      ValueError: shapes differ, or `beta` is not a finite number above 0, or `gamma` not a finite one.
 
     Meng et al. 2024 (https://arxiv.org/abs/2405.14734).
     """
     _check("simpo", beta)
+    if not math.isfinite(gamma):
+        raise ValueError(f"simpo: gamma: expected a finite number, got {gamma}")
+    check_shapes("simpo", "chosen", chosen, rejected=rejected)
     return -jax.nn.log_sigmoid(beta * (chosen - rejected) - gamma)
 
 
@@ -161,8 +179,12 @@ def orpo(chosen: Array, rejected: Array) -> Array:
     Returns:
       f32 of that shape.
 
+    Raises:
+      ValueError: shapes differ.
+
     Hong et al. 2024 (https://arxiv.org/abs/2403.07691).
     """
+    check_shapes("orpo", "chosen", chosen, rejected=rejected)
     return -jax.nn.log_sigmoid(_log_odds(chosen) - _log_odds(rejected))
 
 
@@ -175,7 +197,14 @@ def kto_baseline(mismatched: Array, *, axis_name: str | None = None) -> Array:
 
     Returns:
       f32[], an estimate of KL(pi || ref).
+
+    Raises:
+      ValueError: `mismatched` is not [M], or M is 0.
+
+    Ethayarajh et al. 2024 (https://arxiv.org/abs/2402.01306).
     """
+    if mismatched.ndim != 1 or mismatched.size == 0:
+        raise ValueError(f"kto_baseline: mismatched: expected f32[M] with M > 0, got {list(mismatched.shape)}")
     mean = jnp.mean(mismatched)
     return lax.stop_gradient(jnp.maximum(mean if axis_name is None else lax.pmean(mean, axis_name), 0.0))
 
@@ -206,11 +235,17 @@ def kto(
       f32 of that shape.
 
     Raises:
-      ValueError: `beta` is not positive.
+      ValueError: `desirable` is not bool of that shape, `baseline` is not one number, or `beta` is not a finite number
+        above 0.
 
     Ethayarajh et al. 2024 (https://arxiv.org/abs/2402.01306).
     """
     _check("kto", beta)
+    check_shapes("kto", "log_ratios", log_ratios, desirable=desirable)
+    if desirable.dtype != jnp.bool_:
+        raise ValueError(f"kto: desirable: expected bool, got {desirable.dtype}: compare the labels with 0")
+    if jnp.ndim(baseline) != 0:
+        raise ValueError(f"kto: baseline: expected one number, got {list(jnp.shape(baseline))}: see kto_baseline")
     gain = jnp.where(desirable, 1.0, -1.0) * (log_ratios - lax.stop_gradient(baseline))
     weight = jnp.where(desirable, jnp.float32(desirable_weight), jnp.float32(undesirable_weight))
     return weight * jax.nn.sigmoid(-beta * gain)
@@ -224,15 +259,23 @@ def bradley_terry(chosen: Array, rejected: Array, *, margin: Array | float = 0.0
     Args:
       chosen: f32 scores of the better trajectories; any shape.
       rejected: f32 of that shape, of the worse ones.
-      margin: by how much the scores should differ; larger for clearer preferences.
+      margin: by how much the scores should differ, one number or f32 of that shape; larger for clearer preferences.
       centring: weight of the pull towards 0; 0.01 is usual.
 
     Returns:
       f32 of that shape.
 
+    Raises:
+      ValueError: shapes differ, or `centring` is not a finite number of 0 or more.
+
     Touvron et al. 2023, Llama 2 (https://arxiv.org/abs/2307.09288); centring: Eisenstein et al. 2023
     (https://arxiv.org/abs/2312.09244).
     """
+    if not 0 <= centring < math.inf:
+        raise ValueError(f"bradley_terry: centring: expected a finite number of 0 or more, got {centring}")
+    check_shapes("bradley_terry", "chosen", chosen, rejected=rejected)
+    if jnp.ndim(margin) != 0:
+        check_shapes("bradley_terry", "chosen", chosen, margin=jnp.asarray(margin))
     return -jax.nn.log_sigmoid(chosen - rejected - margin) + centring * jnp.square(chosen + rejected)
 
 
@@ -248,9 +291,13 @@ def bce(logits: Array, targets: Array) -> Array:
     Returns:
       f32 of that shape.
 
+    Raises:
+      ValueError: shapes differ.
+
     Setlur et al. 2024, PAV (https://arxiv.org/abs/2410.08146); Choudhury 2025, AgentPRM
     (https://arxiv.org/abs/2502.10325).
     """
+    check_shapes("bce", "logits", logits, targets=targets)
     return jax.nn.softplus(logits) - targets * logits
 
 
@@ -261,7 +308,7 @@ def _log_odds(mean: Array) -> Array:
 
 
 def _check(name: str, beta: float, flip: float = 0.0) -> None:
-    if not beta > 0:
-        raise ValueError(f"{name}: beta: expected a number above 0, got {beta}")
+    if not 0 < beta < math.inf:
+        raise ValueError(f"{name}: beta: expected a finite number above 0, got {beta}")
     if not 0 <= flip < 0.5:
         raise ValueError(f"{name}: flip: expected a chance in [0, 0.5), got {flip}")

@@ -14,9 +14,12 @@ def token(logprobs: Array, old_logprobs: Array, action_mask: Array, trajectory_i
 
     The log-ratio is limited to [-20, 20]. All arguments are [B, T]; returns f32[B, T].
 
+    Raises:
+      ValueError: shapes differ, or `action_mask` is not bool.
+
     Schulman et al. 2017, PPO (https://arxiv.org/abs/1707.06347).
     """
-    del trajectory_ids
+    _check("token", logprobs, old_logprobs, action_mask, trajectory_ids)
     return _exp(_log_ratio(logprobs, old_logprobs, action_mask), action_mask)
 
 
@@ -30,8 +33,12 @@ def sequence(logprobs: Array, old_logprobs: Array, action_mask: Array, trajector
     All arguments are [B, T]; returns f32[B, T]. Use with weights that count trajectories
     (`sequence_mean`); clip ranges are about a thousand times narrower than a token ratio's.
 
+    Raises:
+      ValueError: shapes differ, are not [B, T], or `action_mask` is not bool.
+
     Zheng et al. 2025, GSPO (https://arxiv.org/abs/2507.18071).
     """
+    _check("sequence", logprobs, old_logprobs, action_mask, trajectory_ids, rows=True)
     totals = pooled(_log_ratio(logprobs, old_logprobs, action_mask), trajectory_ids)
     lengths = pooled(action_mask.astype(jnp.float32), trajectory_ids)
     return _exp(totals / jnp.maximum(lengths, 1.0), action_mask)
@@ -45,8 +52,12 @@ def sequence_token(logprobs: Array, old_logprobs: Array, action_mask: Array, tra
 
     All arguments are [B, T]; returns f32[B, T].
 
+    Raises:
+      ValueError: as in `sequence`.
+
     Zheng et al. 2025, GSPO-token (https://arxiv.org/abs/2507.18071).
     """
+    _check("sequence_token", logprobs, old_logprobs, action_mask, trajectory_ids, rows=True)
     shared = lax.stop_gradient(sequence(logprobs, old_logprobs, action_mask, trajectory_ids))
     return shared * on_policy(logprobs, old_logprobs, action_mask, trajectory_ids)
 
@@ -57,9 +68,12 @@ def on_policy(logprobs: Array, old_logprobs: Array, action_mask: Array, trajecto
     With `surrogates.linear` this is REINFORCE. The old policy is ignored: right only where the batch
     was sampled by the params being updated. All arguments are [B, T]; returns f32[B, T].
 
-    Williams 1992.
+    Raises:
+      ValueError: as in `token`.
+
+    Williams 1992 (https://doi.org/10.1007/BF00992696).
     """
-    del old_logprobs, trajectory_ids
+    _check("on_policy", logprobs, old_logprobs, action_mask, trajectory_ids)
     return _exp(_log_ratio(logprobs, lax.stop_gradient(logprobs), action_mask), action_mask)
 
 
@@ -76,7 +90,15 @@ def renormalised(logprobs: Array, kept: Array) -> Array:
 
     Returns:
       f32[..., V]; -inf where not kept.
+
+    Raises:
+      ValueError: shapes differ, or `kept` is not bool.
+
+    No paper: the conditional distribution given the kept set.
     """
+    if kept.dtype != jnp.bool_ or kept.shape != logprobs.shape:
+        found = f"{kept.dtype}{list(kept.shape)}"
+        raise ValueError(f"renormalised: kept: expected bool{list(logprobs.shape)}, as logprobs, got {found}")
     inside = jnp.where(kept, logprobs, -jnp.inf)
     return inside - jax.nn.logsumexp(inside, axis=-1, keepdims=True)
 
@@ -90,8 +112,58 @@ def pooled(values: Array, *ids: Array) -> Array:
 
     Returns:
       f32[B, T].
+
+    Raises:
+      ValueError: shapes differ, or are not [B, T].
+
+    No paper: a definition of this library, for whatever looks at whole trajectories or turns of packed rows.
     """
+    if values.ndim != 2 or any(each.shape != values.shape for each in ids):
+        found = [tuple(each.shape) for each in (values, *ids)]
+        raise ValueError(f"pooled: values, ids: expected one shape [B, T], got {found}: add a row with [None]")
     return jax.vmap(_pooled_row)(values, *ids)
+
+
+def check_tokens(name: str, action_mask: Array, /, *, rows: bool = False, **arrays: Array) -> None:
+    """Refuse arrays per token that do not belong together: they would broadcast, or count what they should not.
+
+    Args:
+      name: the public function, for the message.
+      action_mask: bool, any shape.
+      rows: ask for [B, T].
+      **arrays: of the shape of `action_mask`, by argument.
+
+    Raises:
+      ValueError: `action_mask` is not bool (or, with `rows`, not [B, T]), or another shape differs from its own.
+    """
+    found = f"{action_mask.dtype}{list(action_mask.shape)}"
+    if action_mask.dtype != jnp.bool_:
+        raise ValueError(f"{name}: action_mask: expected bool, got {found}: compare with 0, or use astype(bool)")
+    if rows and action_mask.ndim != 2:
+        raise ValueError(f"{name}: action_mask: expected bool[B, T], got {found}: add a row with [None], or vmap")
+    check_shapes(name, "action_mask", action_mask, **arrays)
+
+
+def check_shapes(name: str, argument: str, first: Array, /, **others: Array) -> None:
+    """Refuse arrays of another shape than the first: they would broadcast, in silence.
+
+    Args:
+      name: the public function, for the message.
+      argument: what `first` is called there.
+      first: any shape.
+      **others: of that shape, by argument.
+
+    Raises:
+      ValueError: a shape differs.
+    """
+    for other, array in others.items():
+        if jnp.shape(array) != jnp.shape(first):
+            shapes = f"{list(jnp.shape(first))}, as {argument}, got {list(jnp.shape(array))}"
+            raise ValueError(f"{name}: {other}: expected {shapes}: it would be broadcast")
+
+
+def _check(name: str, logprobs: Array, old: Array, action_mask: Array, ids: Array, *, rows: bool = False) -> None:
+    check_tokens(name, action_mask, rows=rows, logprobs=logprobs, old_logprobs=old, trajectory_ids=ids)
 
 
 def _pooled_row(values: Array, *ids: Array) -> Array:

@@ -9,6 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from agentrl_jax.rl.ratios import check_shapes
+
 
 def lexicographic(
     violated: Array,
@@ -42,12 +44,18 @@ def lexicographic(
       f32 rewards of that shape.
 
     Raises:
-      ValueError: `quality_scale` is negative, `broken` is above 0, `quality_levels` is below 1 or without `cost`, or
-        `cost` is given and `quality_scale` leaves no room for it.
+      ValueError: `violated` is not bool, shapes differ, `quality_scale` is negative, `broken` is above 0,
+        `quality_levels` is below 1 or without `cost`, or `cost` is given and `quality_scale` leaves no room for it.
+
+    No paper: a definition of this library, in place of a weighted sum.
     """
-    if quality_scale < 0:
+    if jnp.result_type(violated) != jnp.bool_:  # a share of broken constraints, or NaN, would count as a violation
+        raise ValueError(f"lexicographic: violated: expected bool, got {jnp.result_type(violated)}: compare with 0")
+    costs = {} if cost is None else {"cost": cost}
+    check_shapes("lexicographic", "violated", violated, outcome=outcome, quality=quality, **costs)
+    if not quality_scale >= 0:
         raise ValueError(f"lexicographic: quality_scale: expected 0 or more, got {quality_scale}")
-    if broken > 0:
+    if not broken <= 0:
         raise ValueError(f"lexicographic: broken: expected 0 or less, got {broken}")
     rank = jnp.clip(quality, 0.0, 1.0)
     if cost is not None:
@@ -76,6 +84,8 @@ def decided(violated: Array, outcome: Array, valid: Array) -> Array:
 
     Raises:
       ValueError: the shapes are not those of one group.
+
+    No paper: a definition of this library, for `lexicographic` before `advantages.group_centered`.
     """
     if valid.ndim != 1 or not violated.shape == outcome.shape == valid.shape:
         shapes = f"{violated.shape}, {outcome.shape}, {valid.shape}"

@@ -30,13 +30,23 @@ def group_ids(valid: Array, *keys: Array) -> Array:
       i32 of that shape: 0..M-1, and M where not valid.
 
     Raises:
-      ValueError: a key has another shape, or is not of integers.
+      ValueError: `valid` is not bool, or a key has another shape, or is not of integers.
+
+    No paper: a definition of this library, for `gigpo` and AgentPRM.
     """
-    for key in keys:
-        if key.shape != valid.shape or not jnp.issubdtype(key.dtype, jnp.integer):
-            raise ValueError(f"group_ids: expected integers of shape {valid.shape}, got {key.dtype}{list(key.shape)}")
+    return _group_ids("group_ids", valid, **{f"keys[{n}]": key for n, key in enumerate(keys)})
+
+
+def _group_ids(name: str, valid: Array, **keys: Array) -> Array:
+    """As `group_ids`, with the names for its errors."""
+    if valid.dtype != jnp.bool_:
+        raise ValueError(f"{name}: valid: expected bool, got {valid.dtype}: compare with 0")
+    for argument, key in keys.items():
+        if key.shape != valid.shape:
+            raise ValueError(f"{name}: {argument}: expected {valid.shape}, as valid, got {key.shape}")
+    _check_integers(name, **keys)
     counted = jnp.asarray(valid).reshape(-1)
-    flat = [jnp.asarray(key).reshape(-1) for key in keys]
+    flat = [jnp.asarray(key).reshape(-1) for key in keys.values()]
     order = jnp.lexsort((*flat, (~counted).astype(jnp.int32)))  # by validity first: the rest splits no group
     changes = jnp.zeros_like(counted)
     for key in flat:
@@ -56,10 +66,14 @@ def center_by_group(values: Array, groups: Array) -> tuple[Array, Array]:
     A constant group, and a group of one, is exactly 0: values are first shifted by the least of their own.
 
     Raises:
-      ValueError: shapes disagree.
+      ValueError: shapes disagree, or groups are not integers.
+
+    No paper: a definition of this library, the centering of `gigpo`.
     """
     if values.shape != groups.shape:
-        raise ValueError(f"center_by_group: expected one shape, got {values.shape} and {groups.shape}")
+        raise ValueError(f"center_by_group: groups: expected {values.shape}, as values, got {groups.shape}")
+    if not jnp.issubdtype(groups.dtype, jnp.integer):
+        raise ValueError(f"center_by_group: groups: expected integers, got {groups.dtype}: see group_ids")
     flat, size = groups.reshape(-1), groups.size
     counted = flat < size
     values = jnp.where(counted, jnp.asarray(values, jnp.float32).reshape(-1), 0.0)
@@ -107,17 +121,15 @@ def anchor_step_advantages(
       `StepAdvantages`.
 
     Raises:
-      ValueError: shapes disagree, states are not integers, or `eps` is not above 0.
+      ValueError: shapes disagree, `valid` is not bool, states are not integers, `gamma` or `ddof` is outside [0, 1], or
+        `eps` is not above 0.
 
     Feng et al. 2025, GiGPO (https://arxiv.org/abs/2505.10978).
     """
     _check("anchor_step_advantages", valid, rewards=rewards, state_ids=state_ids)
-    if not eps > 0:
-        raise ValueError(
-            f"anchor_step_advantages: eps: expected a number above 0, got {eps}: most states are seen once"
-        )
+    _check_settings("anchor_step_advantages", gamma, ddof, eps)
+    groups = _group_ids("anchor_step_advantages", valid, state_ids=state_ids)
     returns = jax.vmap(partial(reward_to_go, gamma=gamma))(jnp.asarray(rewards), jnp.asarray(valid))
-    groups = group_ids(valid, state_ids)
     advantages, count = center_by_group(returns, groups)
     if scale_by_std:
         squares = _total(jnp.square(advantages).reshape(-1), groups.reshape(-1)).reshape(valid.shape)
@@ -148,6 +160,8 @@ def gigpo(
     Feng et al. 2025, GiGPO (https://arxiv.org/abs/2505.10978).
     """
     _check("gigpo", valid, rewards=rewards, state_ids=state_ids)
+    _check_settings("gigpo", gamma, ddof, eps)
+    _check_integers("gigpo", state_ids=state_ids)
     steps = anchor_step_advantages(
         rewards, state_ids, valid, gamma=gamma, scale_by_std=scale_by_std, ddof=ddof, eps=eps
     )
@@ -182,7 +196,8 @@ def agent_prm_return_to_go(
     """
     _check("agent_prm_return_to_go", valid, state_ids=state_ids, action_ids=action_ids)
     turns = jnp.cumsum(valid.astype(jnp.float32), axis=1)
-    return _agent_prm(scores, turns[:, -1:] - turns, group_ids(valid, state_ids, action_ids), gamma)
+    pairs = _group_ids("agent_prm_return_to_go", valid, state_ids=state_ids, action_ids=action_ids)
+    return _agent_prm("agent_prm_return_to_go", scores, turns[:, -1:] - turns, pairs, gamma)
 
 
 def agent_prm_from_start(
@@ -196,7 +211,8 @@ def agent_prm_from_start(
     """
     _check("agent_prm_from_start", valid, state_ids=state_ids, action_ids=action_ids)
     turns = jnp.cumsum(valid.astype(jnp.float32), axis=1)
-    return _agent_prm(scores, jnp.maximum(turns - 1.0, 0.0), group_ids(valid, state_ids, action_ids), gamma)
+    pairs = _group_ids("agent_prm_from_start", valid, state_ids=state_ids, action_ids=action_ids)
+    return _agent_prm("agent_prm_from_start", scores, jnp.maximum(turns - 1.0, 0.0), pairs, gamma)
 
 
 def action_advantages(q_values: Array, state_ids: Array, action_ids: Array, valid: Array) -> Array:
@@ -214,10 +230,13 @@ def action_advantages(q_values: Array, state_ids: Array, action_ids: Array, vali
       f32[N, K], 0 off valid and where a state saw one action only.
 
     Raises:
-      ValueError: shapes disagree, or ids are not integers.
+      ValueError: shapes disagree, `valid` is not bool, or ids are not integers.
+
+    No paper: a definition of this library, the advantage that AgentPRM's Q (https://arxiv.org/abs/2502.10325) lacks.
     """
     _check("action_advantages", valid, q_values=q_values, state_ids=state_ids, action_ids=action_ids)
-    states, pairs = group_ids(valid, state_ids), group_ids(valid, state_ids, action_ids)
+    states = _group_ids("action_advantages", valid, state_ids=state_ids)
+    pairs = _group_ids("action_advantages", valid, state_ids=state_ids, action_ids=action_ids)
     centered, _ = center_by_group(q_values, states)
     _, visits = center_by_group(q_values, pairs)
     share = jnp.where(valid, 1.0 / jnp.maximum(visits, 1.0), 0.0).reshape(-1)
@@ -226,11 +245,11 @@ def action_advantages(q_values: Array, state_ids: Array, action_ids: Array, vali
     return jnp.where(valid, centered - offset.reshape(valid.shape), 0.0)
 
 
-def _agent_prm(scores: Array, exponents: Array, pairs: Array, gamma: float) -> Array:
+def _agent_prm(name: str, scores: Array, exponents: Array, pairs: Array, gamma: float) -> Array:
     if scores.shape != pairs.shape[:1]:
-        raise ValueError(f"agent_prm: scores: expected f32[{pairs.shape[0]}], one a trajectory, got {scores.shape}")
+        raise ValueError(f"{name}: scores: expected f32[{pairs.shape[0]}], one a trajectory, got {scores.shape}")
     if not 0 < gamma <= 1:
-        raise ValueError(f"agent_prm: gamma: expected a number in (0, 1], got {gamma}")
+        raise ValueError(f"{name}: gamma: expected a number in (0, 1], got {gamma}")
     counted = (pairs < pairs.size).reshape(-1)
     signed = gamma**exponents * (2.0 * jnp.asarray(scores, jnp.float32) - 1.0)[:, None]
     flat = pairs.reshape(-1)
@@ -250,3 +269,18 @@ def _check(name: str, valid: Array, **arrays: Array) -> None:
     for argument, array in arrays.items():
         if array.shape != valid.shape:
             raise ValueError(f"{name}: {argument}: expected [N, K] = {valid.shape} as valid has, got {array.shape}")
+
+
+def _check_integers(name: str, **keys: Array) -> None:
+    for argument, key in keys.items():
+        if not jnp.issubdtype(key.dtype, jnp.integer):
+            raise ValueError(f"{name}: {argument}: expected integers, got {key.dtype}: number what counts as the same")
+
+
+def _check_settings(name: str, gamma: float, ddof: int, eps: float) -> None:
+    if not 0 <= gamma <= 1:
+        raise ValueError(f"{name}: gamma: expected a number in [0, 1], got {gamma}")
+    if not 0 <= ddof <= 1:
+        raise ValueError(f"{name}: ddof: expected 0 (population) or 1 (sample), got {ddof}")
+    if not eps > 0:
+        raise ValueError(f"{name}: eps: expected a number above 0, got {eps}: most states are seen once")

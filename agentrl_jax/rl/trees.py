@@ -300,8 +300,11 @@ def _mean(values: Array, counted: Array, groups: Array) -> tuple[Array, Array]:
 
 def _sibling_groups(name: str, parents: Array | np.ndarray, valid: Array | None, **values: Array) -> Array:
     _check(name, parents, **values, **({} if valid is None else {"valid": valid}))
-    if isinstance(parents, np.ndarray) and (valid is None or isinstance(valid, np.ndarray)):
-        check_siblings(parents, valid)
+    if isinstance(parents, np.ndarray):
+        if isinstance(valid, jax.core.Tracer):
+            check_tree(parents)
+        else:
+            check_siblings(parents, None if valid is None else np.asarray(valid))
     counted = jnp.ones(parents.shape, jnp.bool_) if valid is None else jnp.asarray(valid)
     return group_ids(counted, jnp.asarray(parents))
 

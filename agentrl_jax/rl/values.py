@@ -36,14 +36,14 @@ def clipped_value_loss(values: Array, batch: TokenBatch, *, clip: float | None =
     mask = jnp.asarray(batch.action_mask)
     if values.shape != mask.shape:
         raise ValueError(f"clipped_value_loss: values: expected [B, T] = {mask.shape}, got {values.shape}")
-    # Masked before the square: garbage off actions must not reach the gradient.
-    new, old, returns = (jnp.where(mask, x, 0.0) for x in (values, batch.values, batch.returns))
+    # Masked before the square: garbage off actions or in an excluded trajectory must not reach the gradient.
+    counted = mask & (batch.weights > 0)
+    new, old, returns = (jnp.where(counted, x, 0.0) for x in (values, batch.values, batch.returns))
     error = jnp.square(new - returns)
     worst = error
     if clip is not None:
         worst = jnp.maximum(error, jnp.square(jnp.clip(new, old - clip, old + clip) - returns))
     loss = jnp.sum(0.5 * batch.weights * worst)
-    counted = mask & (batch.weights > 0)
     count = jnp.sum(counted.astype(jnp.float32))
     clipped = (worst > error).astype(jnp.float32)
     figures = {"value_error": error, "value_clip_fraction": clipped}

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from agentrl_jax.rl.ratios import pooled
+from agentrl_jax.rl.ratios import check_tokens, pooled
 from agentrl_jax.rl.types import Weights
 
 
@@ -40,9 +40,12 @@ def token_mean(
     Returns:
       f32[B, T], 0 off actions and on excluded trajectories.
 
+    Raises:
+      ValueError: shapes differ, `action_mask` is not bool, or `keep` is not bool[N].
+
     Yu et al. 2025, DAPO (https://arxiv.org/abs/2503.14476).
     """
-    del turn_ids
+    _check("token_mean", action_mask, trajectory_ids, turn_ids, num_trajectories, keep)
     counted = _counted(action_mask, trajectory_ids, num_trajectories, keep)
     return counted / jnp.maximum(_over(jnp.sum(counted), axis_name), 1.0)
 
@@ -59,11 +62,26 @@ def sequence_mean(
     """`w = 1 / (trajectories * action tokens of this trajectory)`: every trajectory alike.
 
     A token of a long trajectory counts less than one of a short one. Trajectories without an action
-    token are not counted. Arguments and result as in `token_mean`.
+    token are not counted.
+
+    Args:
+      action_mask: bool[B, T].
+      trajectory_ids: i32[B, T] 0..N-1; N where shared or padding. A trajectory may span rows.
+      turn_ids: i32[B, T], not used.
+      num_trajectories: N.
+      keep: bool[N] trajectories that count; None is all.
+      axis_name: as in `token_mean`.
+
+    Returns:
+      f32[B, T], 0 off actions and on excluded trajectories; those of a counted trajectory add up to 1 / (how many
+      there are).
+
+    Raises:
+      ValueError: as in `token_mean`.
 
     Shao et al. 2024, GRPO (https://arxiv.org/abs/2402.03300).
     """
-    del turn_ids
+    _check("sequence_mean", action_mask, trajectory_ids, turn_ids, num_trajectories, keep)
     counted = _counted(action_mask, trajectory_ids, num_trajectories, keep)
     lengths = _lengths(counted, trajectory_ids, num_trajectories, axis_name)
     return counted / (_present(lengths) * jnp.maximum(lengths, 1.0)[_safe(trajectory_ids, num_trajectories)])
@@ -81,13 +99,17 @@ def nested_turn_mean(
     """`w = 1 / (trajectories * turns of this trajectory * action tokens of this turn)`: every turn alike.
 
     A mean over trajectories of means over turns of means over tokens. Turns without an action token are not
-    counted. A turn lies in one row, as the packer promises. Arguments and result as in `token_mean`, and:
+    counted. A turn lies in one row, as the packer promises. Arguments, result and errors as in `token_mean`, and:
 
     Args:
       turn_ids: i32[B, T] turn inside the trajectory, set when collected.
 
+    Raises:
+      ValueError: the arrays are not [B, T].
+
     Wei et al. 2025, WebAgent-R1 (https://arxiv.org/abs/2505.16421).
     """
+    _check("nested_turn_mean", action_mask, trajectory_ids, turn_ids, num_trajectories, keep, rows=True)
     counted = _counted(action_mask, trajectory_ids, num_trajectories, keep)
     turn = jnp.maximum(pooled(counted, trajectory_ids, turn_ids), 1.0)
     # Each turn adds up to 1, but for rounding.
@@ -103,15 +125,15 @@ def constant(length: float) -> Weights:
         or 1 for the plain sum over a trajectory (REINFORCE, RLOO).
 
     Returns:
-      A weights function; its arguments and result are as in `token_mean`.
+      A weights function; its arguments, result and errors are as in `token_mean`.
 
     Raises:
-      ValueError: `length` is not positive.
+      ValueError: `length` is not a finite number above 0.
 
     Liu et al. 2025, Dr. GRPO (https://arxiv.org/abs/2503.20783).
     """
-    if not length > 0:
-        raise ValueError(f"constant: length: expected a number above 0, got {length}")
+    if not 0 < length < float("inf"):
+        raise ValueError(f"constant: length: expected a finite number above 0, got {length}")
 
     def weights(
         action_mask: Array,
@@ -122,12 +144,29 @@ def constant(length: float) -> Weights:
         keep: Array | None = None,
         axis_name: str | None = None,
     ) -> Array:
-        del turn_ids
+        _check("constant", action_mask, trajectory_ids, turn_ids, num_trajectories, keep)
         counted = _counted(action_mask, trajectory_ids, num_trajectories, keep)
         lengths = _lengths(counted, trajectory_ids, num_trajectories, axis_name)
         return counted / (_present(lengths) * length)
 
     return weights
+
+
+def _check(
+    name: str,
+    action_mask: Array,
+    trajectory_ids: Array,
+    turn_ids: Array,
+    num_trajectories: int,
+    keep: Array | None,
+    *,
+    rows: bool = False,
+) -> None:
+    check_tokens(name, action_mask, rows=rows, trajectory_ids=trajectory_ids, turn_ids=turn_ids)
+    # A short `keep` would be read beyond its end, and exclude trajectories in silence.
+    if keep is not None and (keep.shape != (num_trajectories,) or keep.dtype != jnp.bool_):
+        found = f"{keep.dtype}{list(keep.shape)}"
+        raise ValueError(f"{name}: keep: expected bool[{num_trajectories}], one a trajectory, got {found}")
 
 
 def _safe(trajectory_ids: Array, num_trajectories: int) -> Array:

@@ -320,3 +320,28 @@ def test_mixture_worked_number_and_refusals():
             call(sets, shares=shares)
     with pytest.raises(ValueError, match="data_sets"):
         call(sets[:2], shares=(0.2, 0.8))
+
+
+@pytest.mark.parametrize("garbage", [np.nan, -np.inf])
+@pytest.mark.parametrize("objective", [algorithms.grpo(), algorithms.decoupled_ppo(), algorithms.gspo()])
+def test_what_stands_in_an_excluded_trajectory_reaches_neither_the_loss_nor_its_gradient(objective, garbage):
+    spoilt = np.asarray([[False] * 3, [False, True, False]])
+    fields = {name: np.where(spoilt, garbage, clean) for name, clean in (("old_logprobs", OLD), ("ref_logprobs", REF))}
+    rewards, included = jnp.asarray([[1.0, 0.5]]), jnp.asarray([[True, False]])
+
+    def evaluate(logprobs, behavior, fields):
+        fields = {name: jnp.asarray(value, jnp.float32) for name, value in fields.items()}
+        batch = assign(objective, make_batch(MASK, IDS, behavior, **fields), rewards, included, included)
+        return jax.value_and_grad(lambda x: policy_loss(objective, x, None, batch)[0])(logprobs)
+
+    clean = evaluate(NEW, OLD, {"old_logprobs": OLD, "ref_logprobs": REF})
+    found = evaluate(jnp.where(spoilt, garbage, NEW), jnp.where(spoilt, garbage, OLD), fields)
+    jax.tree.map(lambda a, b: np.testing.assert_array_equal(np.asarray(a), np.asarray(b)), found, clean)
+
+
+def test_imitation_does_not_read_what_has_no_weight():
+    batch = make_batch(MASK, IDS, OLD, weights=jnp.asarray([[0.5, 0.5, 0.0], [0.0, 0.0, 0.0]]))
+    logprobs = jnp.asarray([[-1.0, -2.0, 0.0], [-jnp.inf, jnp.nan, -1.0]])
+    value, gradient = jax.value_and_grad(lambda x: imitation_loss(x, None, batch)[0])(logprobs)
+    assert float(value) == 1.5
+    np.testing.assert_array_equal(np.asarray(gradient), [[-0.5, -0.5, 0.0], [0.0, 0.0, 0.0]])

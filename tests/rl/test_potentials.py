@@ -274,3 +274,16 @@ def test_no_gradient_flows_into_a_potential():
 def test_what_would_go_wrong_in_silence_is_refused(call, words):
     with pytest.raises(ValueError, match=words):
         call()
+
+
+def test_conservation_is_judged_beside_the_size_of_the_potentials():
+    potentials = jnp.asarray(np.random.default_rng(0).normal(0, 1e4, 201), jnp.float32)
+    p.check_conservation(p.shaping(potentials, gamma=1.0), potentials, gamma=1.0)
+    with pytest.raises(ValueError, match="sum to"):
+        p.check_conservation(jnp.clip(p.shaping(potentials, gamma=1.0), -1e4, 1e4), potentials, gamma=1.0)
+
+
+def test_trace_credit_of_a_long_padded_trajectory_has_a_finite_gradient():
+    valid = jnp.arange(2000) < 1
+    gradient = jax.grad(lambda a: p.trace_turn_credit(jnp.zeros(2001), a, valid, first_index=0).sum())(jnp.float32(1.0))
+    assert np.isfinite(float(gradient))

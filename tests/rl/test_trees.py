@@ -318,3 +318,11 @@ def test_vmap_under_jit_equals_a_loop_over_trees():
 def test_what_would_go_wrong_in_silence_is_refused(call, words):
     with pytest.raises(ValueError, match=words):
         call()
+
+
+def test_a_lone_alternative_is_refused_whatever_kind_of_array_says_who_counts():
+    parents, values = np.asarray([-1, 0, 0, 1]), jnp.asarray([0.0, 1.0, 0.0, 1.0])
+    with pytest.raises(ValueError, match="node 3"):
+        trees.sibling_advantages(parents, values, jnp.ones(4, bool))
+    with pytest.raises(ValueError, match="node 0"):
+        trees.sibling_advantages(np.asarray([1, -1, 0, 0]), values, jnp.ones(4, bool))

@@ -1,0 +1,292 @@
+"""The parts of a loss head: visits to chunks of action columns, their logits, their scores, their gradients.
+
+`logprobs`, `fused_loss` and `vocab_sharded` put them together. Below, B rows of T columns are visited in the order
+of a `Plan`, N columns long, S columns at a time; V is the vocabulary, or this device's share of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Set
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.typing import DTypeLike
+
+_NEVER = -1e30  # the logit of a column that stands for no token; finite, so that 0 * _NEVER is 0
+
+
+class Head(NamedTuple):
+    """What is fixed about a projection; hashable."""
+
+    columns: int  # S
+    temperature: float
+    soft_cap: float | None
+    entropy: bool
+    accumulator: DTypeLike | None
+    pallas: bool = False
+    axis_name: str | None = None  # mesh axis over which the vocabulary is split
+    vocabulary: int | None = None  # tokens over all shares; columns beyond are padding
+
+
+class Plan(NamedTuple):
+    """The batch's columns, and the order in which they are visited."""
+
+    tokens: Array  # i32[B, T]
+    parents: Array  # i32[B, T]
+    action_mask: Array  # bool[B, T]
+    order: Array  # i32[B, N] columns, each row's actions first
+    chunks: Array  # i32[] that hold an action of any row
+
+
+class Chunk(NamedTuple):
+    """A visit to S columns of every row."""
+
+    columns: Array  # i32[B, S] of the batch
+    reads: Array  # i32[B, S] column whose hidden state predicts it
+    targets: Array  # i32[B, S]
+    active: Array  # bool[B, S]
+
+
+class Scores(NamedTuple):
+    """What is known of the distributions at a chunk's columns, or at all of a plan's."""
+
+    logprobs: Array  # f32[B, S] of the targets, 0 where idle
+    peaks: Array  # f32[B, S] the highest logit
+    totals: Array  # f32[B, S] sum over the vocabulary of exp(logit - peak)
+    entropy: Array | None  # f32[B, S], 0 where idle
+
+
+Pulls = Callable[[Array, Chunk, Array], tuple[Scores, Array, Array | None]]
+
+
+def make_head(
+    name: str,
+    shape: tuple[int, ...],
+    chunk: int,
+    temperature: float,
+    soft_cap: float | None,
+    entropy: bool,
+    accumulator: DTypeLike | None,
+    **rest: Any,
+) -> Head:
+    """The head of a batch of shape (B, T), with chunks of about `chunk` tokens; refuses settings without a meaning."""
+    if chunk < 1:
+        raise ValueError(f"{name}: chunk: expected at least 1 token, got {chunk}")
+    if not temperature > 0:
+        raise ValueError(f"{name}: temperature: expected a number above 0, got {temperature}")
+    if soft_cap is not None and not soft_cap > 0:
+        raise ValueError(f"{name}: soft_cap: expected a number above 0, or None for no cap, got {soft_cap}")
+    if accumulator is not None and not jnp.issubdtype(accumulator, jnp.floating):
+        raise ValueError(f"{name}: accumulator: expected a floating dtype, or None, got {accumulator}")
+    rows, length = shape
+    columns = min(length, max(1, chunk // rows))
+    return Head(columns, temperature, soft_cap, entropy, accumulator, **rest)
+
+
+def check_form(name: str, form: str, *forms: str) -> None:
+    if form not in forms:
+        raise ValueError(f"{name}: form: expected one of {', '.join(map(repr, forms))}, got {form!r}")
+
+
+def check_arrays(
+    name: str, hidden: Array, unembedding: Array, tokens: Array, parents: Array, action_mask: Array
+) -> None:
+    """Refuses what does not fit together, in the words of the public function `name`."""
+    if hidden.ndim != 3 or unembedding.ndim != 2 or hidden.shape[2] != unembedding.shape[1]:
+        shapes = f"{hidden.shape} and {unembedding.shape}"
+        raise ValueError(f"{name}: expected hidden [B, T, D] and unembedding [V, D], got {shapes}")
+    for field, array in (("tokens", tokens), ("parents", parents), ("action_mask", action_mask)):
+        if array.shape != hidden.shape[:2]:
+            raise ValueError(f"{name}: {field}: expected {hidden.shape[:2]}, got {array.shape}")
+    if action_mask.dtype != jnp.bool_:
+        raise ValueError(f"{name}: action_mask: expected bool, got {action_mask.dtype}: compare it, as in mask != 0")
+
+
+def make_plan(head: Head, tokens: Array, parents: Array, action_mask: Array) -> Plan:
+    """Which columns are visited when, and how many chunks of them there are."""
+    order = jnp.argsort(~action_mask, axis=1, stable=True)
+    most = jnp.max(jnp.sum(action_mask, axis=1, dtype=jnp.int32))
+    chunks = (most + (head.columns - 1)) // head.columns
+    if head.axis_name is not None and (axes := tuple(axes_of(chunks))):
+        chunks = lax.pmax(chunks, axes)  # a chunk holds collectives: all devices must visit the same number
+    return Plan(tokens, parents, action_mask, jnp.pad(order, ((0, 0), (0, -order.shape[1] % head.columns))), chunks)
+
+
+def visit(head: Head, plan: Plan, index: Array) -> Chunk:
+    """The chunk number `index`. A column of the padding is a visit to column 0, and not active."""
+    start = index * head.columns
+    columns = lax.dynamic_slice_in_dim(plan.order, start, head.columns, axis=1)
+    real = start + jnp.arange(head.columns, dtype=jnp.int32)[None] < plan.tokens.shape[1]
+    return Chunk(
+        columns=columns,
+        reads=jnp.maximum(take(plan.parents, columns), 0),
+        targets=take(plan.tokens, columns),
+        active=take(plan.action_mask, columns) & real,
+    )
+
+
+def take(values: Array, columns: Array) -> Array:
+    """[B, T, ...] at columns i32[B, S] -> [B, S, ...]."""
+    return jnp.take_along_axis(values, columns.reshape(*columns.shape, *[1] * (values.ndim - 2)), axis=1)
+
+
+def restore(plan: Plan, logprobs: Array, entropy: Array | None) -> tuple[Array, Array | None]:
+    """[B, N] in the plan's order -> [B, T], 0 off actions."""
+    rank = jnp.maximum(jnp.cumsum(plan.action_mask, axis=1, dtype=jnp.int32) - 1, 0)
+    place = lambda values: jnp.where(plan.action_mask, take(values, rank), 0.0)  # noqa: E731
+    return place(logprobs), None if entropy is None else place(entropy)
+
+
+def spread(head: Head, hidden: Array, unembedding: Array, *others: Any) -> tuple[Array, Array]:
+    """Both varying over every mesh axis that any array varies over, hidden states not over the vocabulary's.
+
+    In `shard_map(check_vma=True)` the transpose of this step is the sum of gradients over devices. Elsewhere it is
+    the identity.
+    """
+    axes = {axis for array in jax.tree.leaves((hidden, unembedding, others)) for axis in axes_of(array)}
+    return vary(hidden, axes - {head.axis_name}), vary(unembedding, axes)
+
+
+def axes_of(array: Array) -> frozenset[str]:
+    """The mesh axes that an array varies over inside `shard_map(check_vma=True)`; none elsewhere."""
+    kind: Any = jax.typeof(array)
+    return kind.vma if hasattr(kind, "vma") else kind.manual_axis_type.varying  # releases differ in the name
+
+
+def vary(array: Array, axes: Set[str]) -> Array:
+    """`array`, varying over `axes` as well."""
+    missing = tuple(sorted(axes - axes_of(array)))
+    return lax.pcast(array, missing, to="varying") if missing else array
+
+
+def read(hidden: Array, matrix: Array, chunk: Chunk) -> Array:
+    """[B, S, D] in the matrix's dtype. Zero where idle: what stands there must not reach the gradient."""
+    states = take(hidden, chunk.reads).astype(matrix.dtype)
+    return jnp.where(chunk.active[:, :, None], states, jnp.zeros((), matrix.dtype))
+
+
+def project(head: Head, states: Array, matrix: Array) -> tuple[Array, Callable[[Array], tuple[Array]]]:
+    """Logits f32[B, S, V], and the pull-back from them to the raw projection."""
+    raw = jnp.einsum("bsd,vd->bsv", states, matrix, preferred_element_type=jnp.float32)
+    return jax.vjp(partial(_scale, head), raw)
+
+
+def _scale(head: Head, raw: Array) -> Array:
+    capped = raw if head.soft_cap is None else head.soft_cap * jnp.tanh(raw * (1.0 / head.soft_cap))
+    logits = capped * (1.0 / head.temperature)
+    return logits if head.vocabulary is None else jnp.where(_ids(head, raw) < head.vocabulary, logits, _NEVER)
+
+
+def _ids(head: Head, logits: Array) -> Array:
+    """i32[1, 1, V]: the token that each column of the logits stands for."""
+    size = logits.shape[-1]
+    ids = jnp.arange(size, dtype=jnp.int32)[None, None]
+    return ids if head.axis_name is None else lax.axis_index(head.axis_name) * size + ids
+
+
+def measure(head: Head, logits: Array, chunk: Chunk) -> Scores:
+    """Scores of a chunk from its logits. Sums over the vocabulary run over its mesh axis, too."""
+    everywhere = (lambda x: x) if head.axis_name is None else partial(lax.psum, axis_name=head.axis_name)
+    peak = lax.stop_gradient(jnp.max(logits, axis=-1, keepdims=True))
+    if head.axis_name is not None:
+        peak = lax.pmax(peak, head.axis_name)
+    # From the peak down, before anything is added up: a logit of 20 is rounded to 2e-6, its distance to the peak less.
+    shifted = logits - peak
+    mass = jnp.exp(shifted)
+    total = everywhere(jnp.sum(mass, axis=-1))
+    targets = chunk.targets[:, :, None]
+    if head.axis_name is None:
+        chosen = jnp.take_along_axis(logits, targets, axis=-1)[:, :, 0] - peak[:, :, 0]
+    else:  # compared, not gathered: the logits stay where they are
+        chosen = everywhere(jnp.sum(jnp.where(_ids(head, logits) == targets, shifted, 0.0), axis=-1))
+    logprobs = jnp.where(chunk.active, chosen - jnp.log(total), 0.0)
+    if not head.entropy:
+        return Scores(logprobs, peak[:, :, 0], total, None)
+    mean = everywhere(jnp.sum(mass * shifted, axis=-1)) / total
+    return Scores(logprobs, peak[:, :, 0], total, jnp.where(chunk.active, jnp.log(total) - mean, 0.0))
+
+
+def score_all(head: Head, hidden: Array, matrix: Array, plan: Plan, score: Callable[..., Scores]) -> Scores:
+    """What `score(head, states, matrix, chunk)` gives for all columns, in the plan's order: f32[B, N] each."""
+
+    def step(index: Array, scores: Scores) -> Scores:
+        chunk = visit(head, plan, index)
+        return _write(head, scores, score(head, read(hidden, matrix, chunk), matrix, chunk), index)
+
+    return _repeat(head, plan, step, _blank(head, hidden, plan))
+
+
+def pull_all(head: Head, hidden: Array, matrix: Array, plan: Plan, pulls: Pulls) -> tuple[Array, Array, Scores]:
+    """Gradients of hidden states and unembedding, and the scores, in one sweep over the chunks.
+
+    `pulls(index, chunk, logits)` names the chunk's scores, and the gradients of the loss by its log-probabilities
+    and its entropies, f32[B, S]; what it says of idle columns is not read.
+    """
+
+    def step(index: Array, carry: tuple[Array, Array, Scores]) -> tuple[Array, Array, Scores]:
+        dhidden, dmatrix, scores = carry
+        chunk = visit(head, plan, index)
+        states = read(hidden, matrix, chunk)
+        logits, unscale = project(head, states, matrix)
+        found, dlogprobs, dentropy = pulls(index, chunk, logits)
+        # Kept from being fused into what follows, which would work them out anew for every token of the vocabulary.
+        dlogprobs, dentropy = lax.optimization_barrier((dlogprobs, dentropy))
+        dlogits = _dlogits(head, logits, chunk, found, dlogprobs, dentropy)
+        draw = unscale(dlogits)[0].astype(matrix.dtype)
+        dstates = jnp.einsum("bsv,vd->bsd", draw, matrix, preferred_element_type=jnp.float32)
+        if head.axis_name is not None:
+            dstates = lax.psum(dstates, head.axis_name)
+        # Added, not set: two actions may continue the same token.
+        add = jax.vmap(lambda row, reads, part: row.at[reads].add(part))
+        part = jnp.einsum("bsv,bsd->vd", draw, states, preferred_element_type=jnp.float32)
+        return (
+            add(dhidden, chunk.reads, dstates.astype(hidden.dtype)),
+            dmatrix + part.astype(dmatrix.dtype),
+            _write(head, scores, found, index),
+        )
+
+    dmatrix = jnp.zeros(matrix.shape, head.accumulator or matrix.dtype)
+    zeros = _like(hidden, jnp.zeros(hidden.shape, hidden.dtype)), _like(matrix, dmatrix)
+    dhidden, dmatrix, scores = _repeat(head, plan, step, (*zeros, _blank(head, hidden, plan)))
+    return dhidden, dmatrix.astype(matrix.dtype), scores
+
+
+def _repeat(head: Head, plan: Plan, step: Callable[[Array, Any], Any], start: Any) -> Any:
+    """`step` for every chunk that holds an action."""
+    if plan.order.shape[1] == head.columns:  # without a loop, nothing is added to zeros
+        return step(jnp.int32(0), start)
+    return lax.fori_loop(0, plan.chunks, step, start)
+
+
+def _dlogits(
+    head: Head, logits: Array, chunk: Chunk, scores: Scores, dlogprobs: Array, dentropy: Array | None
+) -> Array:
+    """`g (1[v = target] - p_v) - e p_v (log p_v + H)` for gradients g by log-probability and e by entropy H."""
+    masked = lambda x: jnp.where(chunk.active, x, 0.0)  # noqa: E731
+    wide = lambda x: x[:, :, None]  # noqa: E731
+    # Written with the very exponentials that the scores were summed from: a program may hold on to them.
+    shifted = logits - wide(scores.peaks)
+    slope = wide(masked(dlogprobs) / scores.totals)
+    if dentropy is not None and scores.entropy is not None:
+        log_p = shifted - wide(jnp.log(scores.totals))
+        slope = slope + wide(masked(dentropy) / scores.totals) * (log_p + wide(scores.entropy))
+    chosen = _ids(head, logits) == wide(chunk.targets)
+    return jnp.where(chosen, wide(masked(dlogprobs)), 0.0) - slope * jnp.exp(shifted)
+
+
+def _blank(head: Head, hidden: Array, plan: Plan) -> Scores:
+    zeros = _like(hidden, jnp.zeros(plan.order.shape, jnp.float32))
+    return Scores(zeros, zeros, zeros, zeros if head.entropy else None)
+
+
+def _like(model: Array, array: Array) -> Array:
+    """`array`, varying over the mesh axes that `model` varies over: a loop's carry must begin as it goes on."""
+    return vary(array, axes_of(model))
+
+
+def _write(head: Head, scores: Scores, part: Scores, index: Array) -> Scores:
+    put = partial(lax.dynamic_update_slice_in_dim, start_index=index * head.columns, axis=1)
+    return jax.tree.map(put, scores, part)

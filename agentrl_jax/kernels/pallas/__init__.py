@@ -1,0 +1,1 @@
+"""Kernels for one kind of hardware, each beside a plain-JAX function that computes the same."""
