@@ -3,8 +3,8 @@
     agentrl models pull smollm2-135m
     agentrl train configs/workflow_smollm2.py
 
-As shipped the model solves nothing. Measured on 2 busy CPU cores, 64 held-out episodes: 60.9 % after 56 supervised steps
-(10 min), 81.2 % after 14 updates of 64 episodes (44 min in all); violations 17.2 % and 7.8 %.
+As shipped the model solves nothing. Measured on 2 busy CPU cores over 64 held-out episodes: 60.9 % after 56 supervised
+steps (10 min), 81.2 % after 14 updates of 64 episodes (44 min in all); violations 17.2 % and 7.8 %.
 """
 
 from agentrl_jax.protocol import EnvironmentRef
@@ -48,7 +48,7 @@ def config() -> RunConfig:
             tasks=16,
             group=4,
             objective=grpo(beta=0.0),
-            # A violation earns what a failure earns: where acting seldom succeeds, a penalty teaches to refuse everything.
+            # A violation earns what a failure earns: where acting seldom succeeds, a penalty teaches to refuse all.
             reward=lexicographic,
             learning_rate=1.5e-5,
             warmup=2,

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
+from jax.core import Tracer
 
 from agentrl_jax.rl.credit import gae
 from agentrl_jax.rl.steps import center_by_group, group_ids
@@ -301,7 +302,7 @@ def _mean(values: Array, counted: Array, groups: Array) -> tuple[Array, Array]:
 def _sibling_groups(name: str, parents: Array | np.ndarray, valid: Array | None, **values: Array) -> Array:
     _check(name, parents, **values, **({} if valid is None else {"valid": valid}))
     if isinstance(parents, np.ndarray):
-        if isinstance(valid, jax.core.Tracer):
+        if isinstance(valid, Tracer):
             check_tree(parents)
         else:
             check_siblings(parents, None if valid is None else np.asarray(valid))
