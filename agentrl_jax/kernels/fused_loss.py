@@ -59,7 +59,7 @@ def logprob_loss(
     form: Literal["single_pass"] | Form = "single_pass",
     accumulator: DTypeLike | None = None,
 ) -> tuple[Array, Detached]:
-    """`loss(logprobs, entropy, data)` of `token_logprobs`, differentiable in `hidden` and `unembedding`.
+    """`loss(logprobs, entropy, data)` of `token_logprobs`, differentiable in `hidden` and `unembedding` alone.
 
     The form "single_pass" differentiates the loss inside the loop over chunks, while a chunk's logits are live: 3
     matmuls of `2 * actions * V * D` operations for value and gradient where the other forms take 4, and no [B, T, V].
@@ -109,7 +109,8 @@ def single_pass(
     name: str, head: Head, loss: TokenLoss, hidden: Array, matrix: Array, plan: Plan, data: Any
 ) -> tuple[Array, Detached]:
     """`logprob_loss` in one pass, on behalf of the public function `name`."""
-    check_token_local(name, loss, head.entropy, data)
+    rows, length = plan.tokens.shape
+    check_token_local(name, loss, head.entropy, data, (rows, length), (rows, head.columns))
     value, rest = _fused(head, loss, *spread(head, hidden, matrix, plan, data), plan, data)
     return value, lax.stop_gradient(rest)
 

@@ -101,6 +101,9 @@ def check_arrays(
     for field, array in (("tokens", tokens), ("parents", parents), ("action_mask", action_mask)):
         if array.shape != hidden.shape[:2]:
             raise ValueError(f"{name}: {field}: expected {hidden.shape[:2]}, got {array.shape}")
+    for field, array in (("tokens", tokens), ("parents", parents)):
+        if not jnp.issubdtype(array.dtype, jnp.integer):
+            raise ValueError(f"{name}: {field}: expected integers, got {array.dtype}")
     if action_mask.dtype != jnp.bool_:
         raise ValueError(f"{name}: action_mask: expected bool, got {action_mask.dtype}: compare it, as in mask != 0")
 

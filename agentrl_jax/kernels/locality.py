@@ -22,11 +22,13 @@ _CALLS = frozenset(("checkpoint", "closed_call", "custom_jvp_call", "custom_vjp_
 _REDUCES = frozenset(("argmax", "argmin", "reduce_and", "reduce_max", "reduce_min", "reduce_or", "reduce_sum"))
 
 
-def check_token_local(name: str, loss: Callable[..., tuple[Array, Any]], entropy: bool, data: Any) -> None:
+def check_token_local(
+    name: str, loss: Callable[..., tuple[Array, Any]], entropy: bool, data: Any, *used: tuple[int, int]
+) -> None:
     """Refuses, on behalf of the function `name`, a loss whose gradient at a token depends on other tokens.
 
-    The gradient's program, traced on [3, 5] and on [2, 7] tokens, may consist of elementwise operations only, hold no
-    array of its own, and no number that follows the shape (a mean divides by one).
+    The gradient's program, traced on [3, 5] and [2, 7] tokens and on the shapes that are `used`, may consist of
+    elementwise operations only, hold no array of its own, and no number that follows the shape (a mean divides by one).
 
     Raises:
       ValueError: it names the operation.
@@ -36,7 +38,7 @@ def check_token_local(name: str, loss: Callable[..., tuple[Array, Any]], entropy
         "a mean), or pass the pooled figures (weights, denominators) in data"
     )
     numbers = []
-    for shape in ((3, 5), (2, 7)):
+    for shape in dict.fromkeys(((3, 5), (2, 7), *used)):
         closed = _gradient_program(name, loss, entropy, data, shape)
         live = list(_live(closed.jaxpr))
         if any(variable.aval.ndim for variable in closed.jaxpr.constvars if variable in _read(live)):
@@ -46,7 +48,7 @@ def check_token_local(name: str, loss: Callable[..., tuple[Array, Any]], entropy
                 why = f"depends on other tokens or on its place among them ({equation.primitive.name})"
                 raise ValueError(f"{name}: loss: its gradient at a token {why}: {remedy}")
         numbers.append([float(v.val) for equation in live for v in equation.invars if hasattr(v, "val")])
-    if numbers[0] != numbers[1]:
+    if any(found != numbers[0] for found in numbers):
         raise ValueError(f"{name}: loss: its gradient depends on how many tokens it is given: {remedy}")
 
 

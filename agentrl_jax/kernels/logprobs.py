@@ -119,7 +119,7 @@ def _score_on_tpu(head: Head, states: Array, matrix: Array, chunk: Chunk) -> Sco
     found = score_columns(*flat, temperature=head.temperature, soft_cap=head.soft_cap)
     logprobs, normalizers, entropy = (part.reshape(chunk.targets.shape) for part in found)
     logprobs, entropy = (jnp.where(chunk.active, part, 0.0) for part in (logprobs, entropy))
-    return Scores(logprobs, normalizers, entropy if head.entropy else None)
+    return Scores(logprobs, normalizers, jnp.ones_like(normalizers), entropy if head.entropy else None)
 
 
 def _score_anywhere(head: Head, states: Array, matrix: Array, chunk: Chunk) -> Scores:

@@ -67,9 +67,8 @@ def assign(
     """Fill in advantages and weights: who deserves what, and how much each token counts.
 
     `advantages[b, t] = A[trajectory_ids[b, t]] + credit[b, t]` with A from `objective.advantage`, group by group;
-    whitened over the kept tokens of the step, then times the correction, where those are set; 0 off actions and on
-    trajectories that are not kept.
-    Trajectory p * G + g is member g of group p.
+    whitened over the kept tokens of the step, then times the correction, where those are set; 0 off actions and where
+    not kept. Trajectory p * G + g is member g of group p.
 
     Args:
       objective: names the advantage, the whitening, the weights and the correction.
@@ -108,14 +107,8 @@ def assign(
     advantages = jnp.where(
         action_mask & spread(kept), advantages, 0.0
     )  # nothing of an excluded trajectory, NaN neither
-    weights = objective.weights(
-        action_mask,
-        ids,
-        jnp.asarray(batch.turn_ids),
-        num_trajectories=rewards.size,
-        keep=kept.reshape(-1),
-        axis_name=axis_name,
-    )
+    counted = {"num_trajectories": rewards.size, "keep": kept.reshape(-1), "axis_name": axis_name}
+    weights = objective.weights(action_mask, ids, jnp.asarray(batch.turn_ids), **counted)
     return batch._replace(advantages=advantages, weights=weights)
 
 

@@ -59,7 +59,8 @@ def test_one_pass_gives_the_loss_and_its_gradient_by_the_formula(draw, exact, se
     for ours, theirs in zip((rest.logprobs, rest.entropy), scored, strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=2e-6, atol=2e-6)
     for ours, theirs in zip(found, exact(sample, 0.7, 3.0, np.asarray(pull), np.asarray(push))[2:], strict=True):
-        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5)
+        largest = max(1.0, float(np.abs(theirs).max()))  # sums of large terms of both signs: f32 beside the largest
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5 * largest)
 
 
 @pytest.mark.parametrize("form", ["two_pass", "checkpointed"])
@@ -269,3 +270,16 @@ def test_p52_one_pass_holds_no_logits_of_the_whole_row_and_takes_three_matmuls(l
     assert hlo.largest_buffer(text) <= chunk * vocabulary < length * vocabulary
     flops = hlo.matmul_flops(text, trips=length // chunk)
     assert flops / (2 * length * width * vocabulary) == pytest.approx(3.0, abs=0.05)
+
+
+@pytest.mark.parametrize("divisor", [lambda shape: max(shape[1], 8), lambda shape: 2 if shape[1] < 8 else 1])
+def test_a_loss_that_reads_a_shape_is_refused_at_the_shapes_it_is_given(divisor):
+    tokens = jnp.zeros((1, 12), jnp.int32)
+    hidden, head, mask = jnp.ones((1, 12, 4)), jnp.ones((7, 4)), jnp.ones((1, 12), bool)
+
+    def loss(logprobs, entropy, data):
+        del entropy, data
+        return jnp.sum(logprobs) / divisor(logprobs.shape), None
+
+    with pytest.raises(ValueError, match="how many tokens"):
+        logprob_loss(loss, hidden, head, tokens, tokens - 1, mask, {}, chunk=6)
