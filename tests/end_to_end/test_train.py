@@ -108,7 +108,7 @@ def test_p57_a_stopped_run_resumes_to_the_same_parameters(
     assert before.keys() == after_resume.keys()
     for name, value in before.items():
         np.testing.assert_array_equal(after_resume[name], value, err_msg=name)
-    volatile = {"wall_s", "tokens_per_s"}
+    volatile = {"wall_s", "tokens_per_s", "decode_s", "prefill_s", "decode_dispatches", "prefill_dispatches"}
     for one, other in zip(rows(straight, "metrics.jsonl"), rows(directory, "metrics.jsonl"), strict=True):
         assert {k: v for k, v in one.items() if k not in volatile} == {
             k: v for k, v in other.items() if k not in volatile
