@@ -14,6 +14,7 @@ README = Path(__file__).resolve().parent.parent / "README.md"
 @pytest.fixture(scope="module")
 def suite() -> Suite:
     blocks = re.findall(r"^```python\n(.*?)^```", README.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+    blocks = [block for block in blocks if "Suite(" in block]
     assert len(blocks) == 1
     names: dict[str, Any] = {"__name__": "readme"}
     exec(compile(blocks[0], str(README), "exec"), names)
