@@ -244,10 +244,9 @@ def pull_all(head: Head, hidden: Array, matrix: Array, plan: Plan, pulls: Pulls)
             dstates = lax.psum(dstates, head.axis_name)
         # Added, not set: two actions may continue the same token.
         add = jax.vmap(lambda row, reads, part: row.at[reads].add(part))
-        part = jnp.einsum("bsv,bsd->vd", draw, states, preferred_element_type=jnp.float32)
         return (
             add(dhidden, chunk.reads, dstates.astype(hidden.dtype)),
-            dmatrix + part.astype(dmatrix.dtype),
+            dmatrix + _outer(draw, states).astype(dmatrix.dtype),
             _write(head, scores, found, index),
         )
 
@@ -255,6 +254,17 @@ def pull_all(head: Head, hidden: Array, matrix: Array, plan: Plan, pulls: Pulls)
     zeros = _like(hidden, jnp.zeros(hidden.shape, hidden.dtype)), _like(matrix, dmatrix)
     dhidden, dmatrix, scores = _repeat(head, plan, step, (*zeros, _blank(head, hidden, plan)))
     return dhidden, dmatrix.astype(matrix.dtype), scores
+
+
+def _outer(draw: Array, states: Array) -> Array:
+    """[B, S, V] x [B, S, D] -> f32[V, D], summed over the tokens."""
+    product = partial(jnp.einsum, preferred_element_type=jnp.float32)
+
+    def by_columns(draw: Array, states: Array) -> Array:
+        # The other way round, a CPU first copies [S, V] into columns. The barrier keeps the transpose where it is.
+        return lax.optimization_barrier(product("bsv,bsd->dv", draw, states)).T
+
+    return lax.platform_dependent(draw, states, cpu=by_columns, default=partial(product, "bsv,bsd->vd"))
 
 
 def _repeat(head: Head, plan: Plan, step: Callable[[Array, Any], Any], start: Any) -> Any:
