@@ -69,10 +69,11 @@ def largest_buffer(text: str) -> int:
 
 
 def holds(text: str, rows: int, columns: int) -> bool:
-    """Whether any array has both of these dimensions, or their product as one."""
+    """Whether any array has both of these dimensions, or as many elements as both make, in whatever shape."""
     for dims in set(_ARRAY.findall(text)):
         sizes = [int(n) for n in dims.split(",") if n]
-        if rows * columns in sizes or (columns in sizes and rows in (sizes.remove(columns) or sizes)):
+        both = sizes.count(rows) > (rows == columns) and columns in sizes
+        if both or math.prod(sizes) == rows * columns:
             return True
     return False
 

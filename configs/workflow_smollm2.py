@@ -58,6 +58,6 @@ def config() -> RunConfig:
             train_tasks=2048,
         ),
         evaluation=Evaluation(episodes=64, every=0),
-        checkpoints=Checkpoints(every=100),
+        checkpoints=Checkpoints(every=10),
         logprob_chunk=256,
     )

@@ -1,4 +1,4 @@
-"""The README's example environment, run as printed."""
+"""The README's examples, run as printed."""
 
 import re
 from pathlib import Path
@@ -11,14 +11,23 @@ from agentrl_jax.protocol import Action, Status, Suite
 README = Path(__file__).resolve().parent.parent / "README.md"
 
 
+def run_block(word: str) -> dict[str, Any]:
+    """What the one block that holds `word` defines."""
+    blocks = re.findall(r"^```python\n(.*?)^```", README.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+    (block,) = [block for block in blocks if word in block]
+    names: dict[str, Any] = {"__name__": "readme"}
+    exec(compile(block, str(README), "exec"), names)
+    return names
+
+
 @pytest.fixture(scope="module")
 def suite() -> Suite:
-    blocks = re.findall(r"^```python\n(.*?)^```", README.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
-    blocks = [block for block in blocks if "Suite(" in block]
-    assert len(blocks) == 1
-    names: dict[str, Any] = {"__name__": "readme"}
-    exec(compile(blocks[0], str(README), "exec"), names)
-    return names["suite"]()
+    return run_block("Suite(")["suite"]()
+
+
+def test_the_mathematics_alone():
+    names = run_block("algorithms.dapo()")
+    assert names["anchored"].beta == 0.01 and names["objective"].kl is None
 
 
 def play(suite: Suite, actions):

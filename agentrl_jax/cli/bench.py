@@ -67,7 +67,7 @@ def _benchmark(name: str, topology: str | None) -> Any:
         raise UserError(f"agentrl bench runs from a checkout: found no {checkout / 'benchmarks' / name}.py")
     if topology is not None:
         if importlib.util.find_spec("libtpu") is None:
-            raise UserError(f"--topology {topology} needs TPU's compiler, not a TPU: pip install 'agentrl-jax[tpu]'")
+            raise UserError(f"--topology {topology} needs the TPU's compiler, not a TPU: pip install -e '.[tpu]'")
         if not re.fullmatch(r"[\w-]+:\d+(x\d+){1,2}", topology):
             raise UserError(f"--topology {topology}: expected a name such as v5p:2x2x1 or v5e:4x4")
         os.environ.setdefault("JAX_PLATFORMS", "cpu")  # else JAX looks for a TPU when it is loaded

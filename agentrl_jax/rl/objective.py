@@ -151,14 +151,13 @@ def policy_loss(
     if entropy is not None:
         per_token = per_token - objective.entropy_coef * entropy
     loss = jnp.sum(batch.weights * jnp.where(mask, per_token, 0.0))
-    return loss, _measure(objective, lax.stop_gradient((logprobs, ratio, entropy, kl)), batch)
+    return loss, _measure(objective, lax.stop_gradient((logprobs, ratio, entropy, kl)), mask, batch)
 
 
 def _measure(
-    objective: Objective, values: tuple[Array, Array, Array | None, Array | None], batch: TokenBatch
+    objective: Objective, values: tuple[Array, Array, Array | None, Array | None], counted: Array, batch: TokenBatch
 ) -> Metrics:
     logprobs, ratio, entropy, kl = values
-    counted = batch.action_mask & (batch.weights > 0)
     count = jnp.sum(counted.astype(jnp.float32))
 
     def total(value: Array) -> tuple[Array, Array]:

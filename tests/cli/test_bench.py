@@ -93,7 +93,7 @@ def test_a_topology_without_libtpu_says_what_to_install(monkeypatch, capsys):
     monkeypatch.setattr(
         importlib.util, "find_spec", lambda name, *rest: None if name == "libtpu" else find(name, *rest)
     )
-    refused(["bench", "loss", "--topology", "v5p:2x2x1"], ["--topology v5p:2x2x1", "agentrl-jax[tpu]"], capsys)
+    refused(["bench", "loss", "--topology", "v5p:2x2x1"], ["--topology v5p:2x2x1", ".[tpu]"], capsys)
 
 
 def test_a_part_that_does_not_exist_is_named(capsys):

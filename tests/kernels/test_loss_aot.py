@@ -14,7 +14,7 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(900),
     pytest.mark.skipif(
-        importlib.util.find_spec("libtpu") is None, reason="needs the TPU's compiler: pip install 'agentrl-jax[tpu]'"
+        importlib.util.find_spec("libtpu") is None, reason="needs the TPU's compiler: pip install -e '.[tpu]'"
     ),
 ]
 SIZE = loss.Size(32768, 4096, 151936)

@@ -1,4 +1,4 @@
-"""Every notebook runs from a clean kernel, and holds no output of another run than its own."""
+"""Every notebook runs from a clean kernel, its assertions hold, and it draws."""
 
 import os
 from pathlib import Path

@@ -11,6 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from scripted import ScriptedSampler
 
 from agentrl_jax.errors import UserError
@@ -23,9 +25,17 @@ from agentrl_jax.protocol import (
     Verdict,
 )
 from agentrl_jax.recipes.config import Loop
-from agentrl_jax.recipes.rl import is_constant, make_credit, plan_step, read_outcomes, refuse_wrong, step_figures
+from agentrl_jax.recipes.rl import (
+    Outcomes,
+    is_constant,
+    make_credit,
+    plan_step,
+    read_outcomes,
+    refuse_wrong,
+    step_figures,
+)
 from agentrl_jax.rl.algorithms import dapo, grpo
-from agentrl_jax.rl.rewards import lexicographic
+from agentrl_jax.rl.rewards import decided, lexicographic
 from agentrl_jax.rollout.collect import EpisodePlan, collect, play
 from agentrl_jax.rollout.packing import pack
 from agentrl_jax.rollout.pool import Deadlines, Pool
@@ -107,6 +117,15 @@ def test_an_environments_failure_enters_no_baseline(renderer: ChatRenderer) -> N
     alone = grpo(beta=0.0).advantage(jnp.asarray([1.0, 0.0, 1.0]), jnp.ones(3, bool))
     np.testing.assert_allclose(np.asarray(advantages[0, :3]), np.asarray(alone), rtol=1e-5)
     assert advantages[0, 3] == 0
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.lists(st.tuples(st.booleans(), st.sampled_from([0.0, 0.5, 1.0]), st.booleans()), min_size=1, max_size=6))
+def test_the_host_and_the_device_agree_on_which_groups_have_no_signal(members: list[tuple[bool, float, bool]]) -> None:
+    violated, outcome, valid = (np.asarray(column)[None] for column in zip(*members, strict=True))
+    outcomes = Outcomes(violated, outcome.astype(np.float32), np.zeros_like(outcome), valid, valid)
+    on_device = decided(*map(jnp.asarray, (violated[0], outcomes.outcome[0], valid[0])))
+    assert is_constant(outcomes, 0) == (not bool(on_device))
 
 
 def test_quality_alone_moves_nothing(renderer: ChatRenderer) -> None:
