@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,7 +14,7 @@ from agentrl_jax import __version__
 from agentrl_jax.cli import bench
 from agentrl_jax.errors import UserError
 
-USER_ERROR, DIVERGED, INTERRUPTED = 2, 1, 130
+USER_ERROR, DIVERGED, SIGNALLED = 2, 1, 128
 _begun: list[Path] = []  # the run directories of this process, for the line that Ctrl-C leaves
 
 
@@ -25,7 +26,8 @@ class _Parser(argparse.ArgumentParser):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command and returns its exit code: 0, 1 (a replay diverged), 2 (the user can put it right), 130."""
+    """Runs one command and returns its exit code: 0, 1 (a replay diverged), 2 (the user can put it right),
+    128 + n where signal n stopped it (Ctrl-C: 130)."""
     argv = list(sys.argv[1:] if argv is None else argv)
     try:
         arguments = _parse(argv)
@@ -33,10 +35,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except UserError as error:
         print(f"agentrl: error: {error}", file=sys.stderr)
         return USER_ERROR
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as error:
         again = f"; continue with: {_resume_line(argv)}" if _begun and (_begun[-1] / "config.json").is_file() else ""
         print(f"agentrl: stopped{again}", file=sys.stderr)
-        return INTERRUPTED
+        return SIGNALLED + getattr(error, "number", signal.SIGINT)
 
 
 def _parse(argv: Sequence[str]) -> argparse.Namespace:

@@ -29,6 +29,7 @@ from agentrl_jax.rollout.records import Trajectory
 from agentrl_jax.runtime.checkpoint import Checkpoints
 from agentrl_jax.runtime.clock import Clock
 from agentrl_jax.runtime.engine import Engine
+from agentrl_jax.runtime.interrupts import Interrupts
 from agentrl_jax.runtime.progress import Progress
 from agentrl_jax.runtime.publish import publish
 from agentrl_jax.runtime.sinks import RunSinks, write_json
@@ -52,6 +53,7 @@ class Run:
     mesh: jax.sharding.Mesh
     params: Any
     buffer: Buffer
+    interrupts: Interrupts
     clock: Clock = field(default_factory=Clock)
     stage: str = "before"
     stage_done: bool = False
@@ -62,6 +64,8 @@ class Run:
     trained_tokens: int = 0
     restored: dict[str, Any] | None = None
     state: Any = None  # LearnerState, once a stage has begun
+    recorded: dict[str, Any] | None = None  # where the last recorded step stood
+    kept: int = 0  # `at` of the newest checkpoint that this process wrote
     reference: Any = None  # the frozen anchor of a KL term, where there is one
 
     # -- placement ---------------------------------------------------------------------------------------------
@@ -103,6 +107,7 @@ class Run:
             self.policy.renderer,
             max_turn_tokens=self.config.rollout.max_turn_tokens,
             temperature=temperature,
+            alive=self.interrupts.check,
         ):
             self.sinks.receipt(found.receipt.to_json())
             yield found
@@ -160,9 +165,18 @@ class Run:
         write_json(self.directory / "timing.json", self.clock.seconds)
         shown = ("loss", "success", "reward", "violation_rate", "tokens_per_s", "validation_success")
         self.progress.update(self.step, **{name: row.get(name) for name in shown})
+        self.recorded = self._position(done)
         if done or self.step % self.config.checkpoints.every == 0:
-            with self.clock.phase("checkpoint"):
-                self.checkpoints.save(self.at, self._tree(self.state), self._position(done))
+            self.keep()
+        self.interrupts.check()
+
+    def keep(self) -> None:
+        """Checkpoint the last recorded step, unless that is done or the params have gone on since."""
+        if self.recorded is None or self.recorded["at"] != self.at or self.kept == self.at:
+            return
+        with self.clock.phase("checkpoint"):
+            self.checkpoints.save(self.at, self._tree(self.state), self.recorded)
+        self.kept = self.at
 
     def _position(self, done: bool) -> dict[str, Any]:
         return {

@@ -26,6 +26,7 @@ from agentrl_jax.rollout.pool import Deadlines, Pool
 from agentrl_jax.runtime.checkpoint import Checkpoints
 from agentrl_jax.runtime.clock import Clock
 from agentrl_jax.runtime.engine import Engine
+from agentrl_jax.runtime.interrupts import Interrupted, Interrupts
 from agentrl_jax.runtime.progress import Progress
 from agentrl_jax.runtime.sinks import RunSinks, write_json
 
@@ -44,8 +45,9 @@ def train(
     prepare(config, directory, resume=resume, source=source)
     with ExitStack() as stack:
         stack.enter_context(claimed(directory))
+        interrupts = stack.enter_context(Interrupts())
         try:
-            summary = _run_stages(config, suite, policy, directory, stack, resume=resume, quiet=quiet)
+            summary = _run_stages(config, suite, policy, directory, stack, interrupts, resume=resume, quiet=quiet)
         except UserError:
             if not (directory / "metrics.jsonl").exists() or not (directory / "metrics.jsonl").stat().st_size:
                 discard(directory)  # it never came to a step: the name is free again
@@ -62,12 +64,25 @@ def _run_stages(
     policy: policies.Policy,
     directory: Path,
     stack: ExitStack,
+    interrupts: Interrupts,
     *,
     resume: bool,
     quiet: bool,
 ) -> dict[str, Any]:
-    run = open_run(config, suite, policy, directory, stack, resume=resume, quiet=quiet)
+    run = open_run(config, suite, policy, directory, stack, interrupts, resume=resume, quiet=quiet)
     stack.enter_context(jax.transfer_guard("disallow"))
+    try:
+        _go_through_stages(run)
+    except Interrupted:
+        run.keep()
+        raise
+    summary = summarize(run)
+    write_json(run.directory / "summary.json", summary)
+    return summary
+
+
+def _go_through_stages(run: Run) -> None:
+    config = run.config
     if not _has_evaluation(run, "before"):
         _evaluate_around(run, "before")
     for index, stage in enumerate(config.stages):
@@ -79,9 +94,6 @@ def _run_stages(
         stage(run)
         if not _has_evaluation(run, name, final=True):
             _evaluate_around(run, name)
-    summary = summarize(run)
-    write_json(run.directory / "summary.json", summary)
-    return summary
 
 
 def resolve(config: RunConfig) -> tuple[Suite, policies.Policy]:
@@ -102,6 +114,7 @@ def open_run(
     policy: policies.Policy,
     directory: Path,
     stack: ExitStack,
+    interrupts: Interrupts,
     *,
     resume: bool,
     quiet: bool,
@@ -143,6 +156,7 @@ def open_run(
         mesh=mesh,
         params=params,
         buffer=Buffer(1 if config.loop is None else config.loop.group),
+        interrupts=interrupts,
     )
     if latest is not None:
         _go_back_to(run, checkpoints.record(latest))
@@ -186,7 +200,8 @@ def evaluate_run(config: RunConfig, directory: Path) -> dict[str, Any]:
     if not any((directory / "checkpoints").glob("[0-9]*")):
         raise UserError(f"{directory}: no checkpoint to evaluate yet; let the run reach one (checkpoints.every)")
     with ExitStack() as stack:
-        run = open_run(config, suite, policy, directory, stack, resume=False, quiet=True, evaluating=True)
+        interrupts = stack.enter_context(Interrupts())
+        run = open_run(config, suite, policy, directory, stack, interrupts, resume=False, quiet=True, evaluating=True)
         latest = run.checkpoints.latest()
         assert latest is not None
         record = run.checkpoints.record(latest)

@@ -7,7 +7,7 @@ key, and which episodes share a prompt's computation follows from their places i
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from agentrl_jax.protocol import Action, Attribution, Observation, Verdict
@@ -29,6 +29,7 @@ from agentrl_jax.rollout.sampling import Sample, Sampler, SampleRequest
 from agentrl_jax.rollout.wire import Command, Failure, Finish, Perform, Replay, Reply, Reset
 
 __all__ = ["EpisodePlan", "collect", "play"]
+_GLANCE_S = 0.25  # how long a wait for the environments goes on before `alive` is asked again
 MAX_HEALS = 3  # per episode: an environment that loses its state more often than this is broken
 
 
@@ -68,16 +69,18 @@ def collect(
     temperature: float,
     healing: bool = True,
     evidence: EvidenceRule | None = None,
+    alive: Callable[[], None] = lambda: None,
 ) -> Iterator[Trajectory]:
     """Run every episode of `plan` and yield each trajectory as it finishes, failed ones too, with their cause.
 
     Members of a group that stand together in the plan start together, as many as slots and workers allow, and prefill
     their common prompt once. A worker that dies or hangs is replaced and, with `healing`, its state is rebuilt
     by replay where the environment allows it; no other episode waits. Closing the iterator early kills what runs.
+    `alive` is called between moves; what it raises ends the collection there.
     """
     driver = _Driver(plan, sampler, pool, renderer, max_turn_tokens, temperature, healing, evidence)
     try:
-        yield from driver.run()
+        yield from driver.run(alive)
     finally:
         driver.abandon()
 
@@ -95,17 +98,18 @@ class _Driver:
         self.finished: list[Trajectory] = []
         self.limits = {"deadlines": to_json(pool.deadlines), "max_turn_tokens": max_turn_tokens}
 
-    def run(self) -> Iterator[Trajectory]:
+    def run(self, alive: Callable[[], None]) -> Iterator[Trajectory]:
         while self.waiting or self.by_slot:
+            alive()
             self._start_units()
-            replies = self.pool.poll(0.0 if self.sampler.busy else None)
+            replies = self.pool.poll(0.0 if self.sampler.busy else _GLANCE_S)
             for worker, reply in replies:
                 if worker in self.by_worker:
                     self._on_reply(self.by_worker[worker], reply)
             samples = self.sampler.advance() if self.sampler.busy else []
             for sample in samples:
                 self._on_sample(self.by_slot[sample.slot], sample)
-            if not (replies or samples or self.sampler.busy):
+            if not (replies or samples or self.sampler.busy or self.pool.expects):
                 stuck = ", ".join(f"{run.plan.task.id!r} ({run.slot})" for run in self.by_slot.values()) or "none"
                 raise RuntimeError(f"nothing is left to wait for; episodes (slots) not over: {stuck}")
             finished, self.finished = self.finished, []

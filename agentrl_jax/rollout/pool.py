@@ -119,6 +119,11 @@ class Pool:
         """Process id by worker, of those that run and have spoken."""
         return {worker: process.pid for worker, process in self._processes.items() if process.pid}
 
+    @property
+    def expects(self) -> bool:
+        """Whether a reply is still to come: a command is in flight or a process is starting."""
+        return bool(self._replies) or any(p.sent_at is not None or p.pid == 0 for p in self._processes.values())
+
     def acquire(self) -> int | None:
         """A free worker to be held for an episode, or None. Workers that already have a process come first."""
         if not self._free:

@@ -86,11 +86,15 @@ def test_every_step_and_every_evaluation_is_written_once(straight: Path) -> None
     assert stages == [("before", True), ("sft", True), ("rl", False), ("rl", True)]
 
 
-@pytest.mark.parametrize(("stop", "after"), [(signal.SIGKILL, 3), (signal.SIGKILL, 8), (signal.SIGINT, 7)])
+@pytest.mark.parametrize(
+    ("stop", "after", "every"),
+    [(signal.SIGKILL, 3, 1), (signal.SIGKILL, 8, 1), (signal.SIGINT, 7, 1), (signal.SIGTERM, 8, 4)],
+)
 def test_p57_a_stopped_run_resumes_to_the_same_parameters(
-    straight: Path, tmp_path: Path, stop: signal.Signals, after: int
+    straight: Path, tmp_path: Path, stop: signal.Signals, after: int, every: int
 ) -> None:
-    process = agentrl("train", str(CONFIG), cwd=tmp_path)
+    command = ("train", str(CONFIG), f"checkpoints.every={every}")
+    process = agentrl(*command, cwd=tmp_path)
     directory = tmp_path / "runs" / "small"
     metrics = directory / "metrics.jsonl"
     deadline = time.monotonic() + LIMIT_S
@@ -99,11 +103,15 @@ def test_p57_a_stopped_run_resumes_to_the_same_parameters(
         time.sleep(0.01)
     process.send_signal(stop)
     _, err = process.communicate(timeout=LIMIT_S)
-    assert process.returncode == (130 if stop == signal.SIGINT else -stop), err
-    if stop == signal.SIGINT:
+    if stop == signal.SIGKILL:
+        assert process.returncode == -stop, err
+    else:
+        assert process.returncode == 128 + stop, err
         assert "--resume" in err and len(err.splitlines()) == 1
+        newest = max(int(path.name) for path in (directory / "checkpoints").iterdir() if path.name.isdigit())
+        assert newest >= after, "no step that was recorded is lost"
 
-    finish(agentrl("train", str(CONFIG), "--resume", cwd=tmp_path))
+    finish(agentrl(*command, "--resume", cwd=tmp_path))
     before, after_resume = parameters(straight), parameters(directory)
     assert before.keys() == after_resume.keys()
     for name, value in before.items():
