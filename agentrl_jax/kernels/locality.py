@@ -22,6 +22,15 @@ _CALLS = frozenset(("checkpoint", "closed_call", "custom_jvp_call", "custom_vjp_
 _REDUCES = frozenset(("argmax", "argmin", "reduce_and", "reduce_max", "reduce_min", "reduce_or", "reduce_sum"))
 
 
+def is_token_local(loss: Callable[..., tuple[Array, Any]], entropy: bool, data: Any, *used: tuple[int, int]) -> bool:
+    """Whether `check_token_local` lets the loss pass."""
+    try:
+        check_token_local("is_token_local", loss, entropy, data, *used)
+    except ValueError:
+        return False
+    return True
+
+
 def check_token_local(
     name: str, loss: Callable[..., tuple[Array, Any]], entropy: bool, data: Any, *used: tuple[int, int]
 ) -> None:

@@ -3,61 +3,61 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, Protocol
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 from jax import Array, lax
 from jax.sharding import NamedSharding
 
 from agentrl_jax.batch import TokenBatch
+from agentrl_jax.kernels.fused_loss import logprob_loss
+from agentrl_jax.kernels.locality import is_token_local
 from agentrl_jax.kernels.logprobs import token_logprobs
 from agentrl_jax.learner.placement import Placed, put_row, rows_sharding, slice_rows
+from agentrl_jax.rl.types import Loss, Metrics
 
 HiddenFn = Callable[[Any, Array, Array, Array], Array]  # (params, tokens, positions, subtree_ends) -> [B, T, D]
 UnembeddingFn = Callable[[Any], Array]  # params -> [V, D]
 
 
-class LogprobsFn(Protocol):
-    """(params, batch, entropy) -> (logprobs f32[B, T], entropy f32[B, T] or None), 0 off actions."""
+class Scorer(NamedTuple):
+    """A model as a loss sees it: hidden states, and the head that turns them into log-probabilities of tokens."""
 
-    def __call__(self, params: Any, batch: TokenBatch, entropy: bool, /) -> tuple[Array, Array | None]: ...
+    hidden: HiddenFn
+    unembedding: UnembeddingFn
+    temperature: float = 1.0  # the sampler's; see `kernels.logprobs.token_logprobs`
+    chunk: int = 1024  # tokens projected to the vocabulary at once
 
+    def logprobs(self, params: Any, batch: TokenBatch, *, entropy: bool = False) -> tuple[Array, Array | None]:
+        """`log pi(tokens[b, t] | ancestors of t)` f32[B, T], and entropies f32[B, T] or None; 0 off actions."""
+        return token_logprobs(*self._arrays(params, batch), **self._settings(entropy))
 
-def make_logprobs(
-    hidden_fn: HiddenFn, unembedding_fn: UnembeddingFn, *, temperature: float = 1.0, chunk: int = 1024
-) -> LogprobsFn:
-    """A model as the loss sees it: `logprobs[b, t] = log pi(tokens[b, t] | ancestors of t)` at `temperature`.
+    def loss(self, loss: Loss, params: Any, batch: TokenBatch, *, entropy: bool = False) -> tuple[Array, Metrics]:
+        """`loss(logprobs, entropy, batch)`, differentiable in params; the metrics are not.
 
-    Args:
-      hidden_fn: (params, tokens, positions, subtree_ends) -> [B, T, D].
-      unembedding_fn: params -> [V, D].
-      temperature: the sampler's; see `kernels.logprobs.token_logprobs`.
-      chunk: tokens projected to the vocabulary at once.
-    """
+        A loss of separate tokens is formed with its gradient in a single pass over the vocabulary; one that pools
+        tokens (a sequence ratio) takes two.
+        """
+        local = is_token_local(loss, entropy, batch, batch.tokens.shape)
+        form: Any = "single_pass" if local else "two_pass"
+        value, rest = logprob_loss(loss, *self._arrays(params, batch), batch, form=form, **self._settings(entropy))
+        return value, rest.aux
 
-    def logprobs(params: Any, batch: TokenBatch, entropy: bool) -> tuple[Array, Array | None]:
-        hidden = hidden_fn(params, batch.tokens, batch.positions, batch.subtree_ends)
-        return token_logprobs(
-            hidden,
-            unembedding_fn(params),
-            batch.tokens,
-            batch.parents,
-            batch.action_mask,
-            temperature=temperature,
-            chunk=chunk,
-            entropy=entropy,
-        )
+    def _arrays(self, params: Any, batch: TokenBatch) -> tuple[Array, ...]:
+        hidden = self.hidden(params, batch.tokens, batch.positions, batch.subtree_ends)
+        return hidden, self.unembedding(params), batch.tokens, batch.parents, batch.action_mask
 
-    return logprobs
+    def _settings(self, entropy: bool) -> dict[str, Any]:
+        return {"temperature": self.temperature, "chunk": self.chunk, "entropy": entropy}
 
 
 class Score:
     """Log-probabilities of a whole batch, some rows at a time; compiled once per run. No gradient is kept."""
 
-    def __init__(self, logprobs_fn: LogprobsFn, micro_rows: int) -> None:
+    def __init__(self, scorer: Scorer, micro_rows: int) -> None:
         def piece(params: Any, scores: Array, batch: TokenBatch, row: Array, rows: NamedSharding | None) -> Array:
             part = slice_rows(batch, row, micro_rows, rows)
-            return lax.dynamic_update_slice_in_dim(scores, logprobs_fn(params, part, False)[0], row, 0)
+            return lax.dynamic_update_slice_in_dim(scores, scorer.logprobs(params, part)[0], row, 0)
 
         self._micro_rows = micro_rows
         self._start = Placed(jnp.zeros_like, placement=lambda mask, _: mask.sharding, static=(1,))
@@ -78,9 +78,9 @@ class Score:
         return {"score_start": self._start.size(), "score": self._piece.size()}
 
 
-def make_score(logprobs_fn: LogprobsFn, *, micro_rows: int) -> Score:
+def make_score(scorer: Scorer, *, micro_rows: int) -> Score:
     """`(params, batch) -> f32[B, T]`, for `old_logprobs` and `ref_logprobs`.
 
     Raises `ValueError` at the first call when `micro_rows` does not divide B.
     """
-    return Score(logprobs_fn, micro_rows)
+    return Score(scorer, micro_rows)

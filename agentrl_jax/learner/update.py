@@ -14,7 +14,7 @@ from jax.sharding import NamedSharding
 from agentrl_jax.batch import TokenBatch
 from agentrl_jax.learner import metrics
 from agentrl_jax.learner.placement import Placed, beside, placed, put_row, rows_sharding, slice_rows
-from agentrl_jax.learner.score import LogprobsFn
+from agentrl_jax.learner.score import Scorer
 from agentrl_jax.learner.state import LearnerState
 from agentrl_jax.rl.types import Loss, Metrics
 
@@ -82,7 +82,7 @@ class Update:
 
 
 def make_update(
-    logprobs_fn: LogprobsFn,
+    scorer: Scorer,
     loss_fn: Loss,
     optimizer: optax.GradientTransformation,
     *,
@@ -91,12 +91,12 @@ def make_update(
 ) -> Update:
     """The optimisation step of a policy for a loss that is one weighted sum over tokens.
 
-    `grads = sum_m d/dparams loss_fn(logprobs_fn(params, micro-batch m))`. The weights carry every
+    `grads = sum_m d/dparams loss_fn(scorer.logprobs(params, micro-batch m))`. The weights carry every
     denominator, computed over the whole step beforehand, so splitting rows into micro-batches or
     over devices changes nothing. Gradients are summed in f32.
 
     Args:
-      logprobs_fn: (params, batch, entropy) -> (logprobs, entropy or None); see `make_logprobs`.
+      scorer: the model.
       loss_fn: (logprobs, entropy, batch) -> (sum, Metrics).
       optimizer: an optax transformation.
       micro_rows: rows per micro-batch; divides the rows of the batch. Best a multiple of the devices
@@ -119,7 +119,7 @@ def make_update(
         part = slice_rows(batch, row, micro_rows, rows)
 
         def loss(params: Any) -> tuple[Array, Metrics]:
-            return loss_fn(*logprobs_fn(params, part, needs_entropy), part)
+            return scorer.loss(loss_fn, params, part, entropy=needs_entropy)
 
         (value, figures), grads = jax.value_and_grad(loss, has_aux=True)(params)
         summed = jax.tree.map(lambda total, g: total + g.astype(jnp.float32), acc.grads, grads)

@@ -57,13 +57,13 @@ def rl(run: Run) -> None:
     )
     needs_entropy = objective.entropy_coef != 0.0
     update = make_update(
-        run.logprobs,
+        run.scorer,
         lambda logprobs, entropy, batch: policy_loss(objective, logprobs, entropy, batch),
         optimizer,
         micro_rows=loop.micro_rows,
         needs_entropy=needs_entropy,
     )
-    credit, score = make_credit(loop), make_score(run.logprobs, micro_rows=loop.micro_rows)
+    credit, score = make_credit(loop), make_score(run.scorer, micro_rows=loop.micro_rows)
     state, start = run.begin(optimizer, reference=objective.kl is not None)
 
     def rescore(batch: TokenBatch, micro: range) -> TokenBatch:

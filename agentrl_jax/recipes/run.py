@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -15,7 +15,7 @@ import optax
 
 from agentrl_jax import sharding
 from agentrl_jax.errors import UserError
-from agentrl_jax.learner.score import make_logprobs
+from agentrl_jax.learner.score import Scorer
 from agentrl_jax.learner.state import LearnerState
 from agentrl_jax.models import llama
 from agentrl_jax.protocol import Suite
@@ -79,10 +79,10 @@ class Run:
         return sharding.replicated(self.mesh)
 
     @cached_property
-    def logprobs(self) -> Callable[..., Any]:
-        """(params, batch, entropy) -> per-token log-probs of the taken tokens, never [B, T, V]."""
+    def scorer(self) -> Scorer:
+        """The policy as the learner sees it."""
         model, remat = self.policy.model, self.config.remat
-        return make_logprobs(
+        return Scorer(
             lambda params, tokens, positions, ends: llama.hidden(model, params, tokens, positions, ends, remat),
             lambda params: llama.unembedding(model, params),
             temperature=self.config.rollout.temperature,

@@ -36,7 +36,7 @@ def sft(run: Run) -> None:
         weight_decay=settings.weight_decay,
         max_grad_norm=settings.max_grad_norm,
     )
-    update = make_update(run.logprobs, imitation_loss, optimizer, micro_rows=settings.micro_rows, needs_entropy=False)
+    update = make_update(run.scorer, imitation_loss, optimizer, micro_rows=settings.micro_rows, needs_entropy=False)
     state, start = run.begin(optimizer)
     done = run.stage_done
     for step in range(start, settings.steps):

@@ -12,7 +12,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from agentrl_jax.batch import Source, TokenBatch, validate
 from agentrl_jax.learner import metrics
 from agentrl_jax.learner.optimizers import adamw
-from agentrl_jax.learner.score import make_logprobs, make_score
+from agentrl_jax.learner.score import Scorer, make_score
 from agentrl_jax.learner.state import LearnerState, init_state
 from agentrl_jax.learner.update import make_update
 from agentrl_jax.models import llama
@@ -24,7 +24,7 @@ from agentrl_jax.rl.types import Metrics
 CONFIG = llama.LlamaConfig(
     vocab_size=23, width=8, layers=2, heads=2, kv_heads=1, head_width=4, mlp_width=12, context=32
 )
-LOGPROBS = make_logprobs(partial(llama.hidden, CONFIG), partial(llama.unembedding, CONFIG), temperature=0.8, chunk=16)
+SCORER = Scorer(partial(llama.hidden, CONFIG), partial(llama.unembedding, CONFIG), temperature=0.8, chunk=16)
 ROWS, WIDTH, GROUP, GROUPS = 8, 16, 4, 3
 PROMPT, SGD = 4, optax.sgd(1.0)
 
@@ -113,7 +113,7 @@ def credited(objective, batch):
 @cache
 def updates(micro_rows):
     """Compiled once for all: the objectives differ in what `assign` fills in, not in the loss of a token."""
-    return make_update(LOGPROBS, loss_for(OBJECTIVES["token_mean"]), SGD, micro_rows=micro_rows)
+    return make_update(SCORER, loss_for(OBJECTIVES["token_mean"]), SGD, micro_rows=micro_rows)
 
 
 def gradient(params, batch, micro_rows):
@@ -161,8 +161,8 @@ def test_eight_devices_change_neither_loss_nor_gradient_nor_placement(params):
     whole = gradient(params, batch, ROWS)
     mesh = Mesh(np.asarray(jax.devices()), ("data",))
     everywhere, rows = NamedSharding(mesh, PartitionSpec()), NamedSharding(mesh, PartitionSpec("data"))
-    update = make_update(LOGPROBS, loss_for(objective), adamw(1e-2), micro_rows=ROWS)
-    score = make_score(LOGPROBS, micro_rows=ROWS)
+    update = make_update(SCORER, loss_for(objective), adamw(1e-2), micro_rows=ROWS)
+    score = make_score(SCORER, micro_rows=ROWS)
     state = jax.device_put(init_state(adamw(1e-2), clone(params)), everywhere)
     spread = jax.device_put(batch, rows)
     with jax.transfer_guard("disallow"):
@@ -190,14 +190,14 @@ def test_p23_global_token_mean_for_every_split():
 
 def test_p09_gradient_of_the_loss_reaches_no_logprob_off_the_mask(params):
     batch = credited(OBJECTIVES["token_mean"], pack(trajectories(), share=True))
-    logprobs, _ = LOGPROBS(params, batch, False)
+    logprobs, _ = SCORER.logprobs(params, batch)
     grad = jax.grad(lambda x: policy_loss(OBJECTIVES["token_mean"], x, None, batch)[0])(logprobs)
     assert not np.any(np.asarray(grad)[~np.asarray(batch.action_mask)])
 
 
 def test_ratio_is_one_when_the_learner_scores_its_own_batch(params):
     batch = credited(OBJECTIVES["token_mean"], pack(trajectories(), share=True))
-    scores = make_score(LOGPROBS, micro_rows=2)(params, batch)
+    scores = make_score(SCORER, micro_rows=2)(params, batch)
     acc = gradient(params, batch._replace(behavior_logprobs=scores), 2)
     assert metrics.to_host(acc.metrics)["ratio_deviation_max"] < 1e-5
 
@@ -207,7 +207,7 @@ def test_each_function_compiles_once_and_steps_reduce_the_loss(params):
     batch = pack(trajectories(), share=True)
     weight = weights.token_mean(batch.action_mask, batch.trajectory_ids, batch.turn_ids, num_trajectories=12)
     batch = jax.device_put(batch._replace(weights=np.asarray(weight)))
-    update = make_update(LOGPROBS, imitation_loss, optimizer, micro_rows=4, needs_entropy=True)
+    update = make_update(SCORER, imitation_loss, optimizer, micro_rows=4, needs_entropy=True)
     state, losses = init_state(optimizer, clone(params)), []
     with jax.transfer_guard("disallow"):
         for _ in range(6):
@@ -222,7 +222,7 @@ def test_each_function_compiles_once_and_steps_reduce_the_loss(params):
 def test_a_gradient_that_is_not_finite_changes_nothing(params):
     optimizer = adamw(1e-2)
     batch = credited(OBJECTIVES["token_mean"], pack(trajectories(), share=True))
-    update = make_update(LOGPROBS, loss_for(OBJECTIVES["token_mean"]), optimizer, micro_rows=ROWS)
+    update = make_update(SCORER, loss_for(OBJECTIVES["token_mean"]), optimizer, micro_rows=ROWS)
     state = init_state(optimizer, clone(params))
     kept = jax.device_get(state)
     action = jnp.unravel_index(jnp.argmax(batch.action_mask), (ROWS, WIDTH))
@@ -250,7 +250,7 @@ def test_state_and_gradients_are_donated(params):
 def test_micro_rows_that_do_not_divide_the_batch_are_named(params):
     batch = pack(trajectories(), share=True)
     with pytest.raises(ValueError, match=r"micro_rows.*8 rows, got 3"):
-        make_score(LOGPROBS, micro_rows=3)(params, jax.device_put(batch))
+        make_score(SCORER, micro_rows=3)(params, jax.device_put(batch))
 
 
 def test_metrics_merge_keeps_sums_apart_from_counts():
