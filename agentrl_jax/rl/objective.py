@@ -54,6 +54,31 @@ def credit_only(rewards: Array, valid: Array) -> Array:
     return jnp.zeros(rewards.shape, jnp.float32)
 
 
+def check_bounded(objective: Objective, lag: int) -> None:
+    """Refuses an objective whose loss has no bound on stale samples of actions that turned out bad.
+
+    At `A < 0` the PPO surrogate `min(r A, clip(r) A)` is `r A` however large r grows, and on a stale sample r may be
+    anything: one token then outweighs the batch. A dual clip bounds it, and a correction keeps such samples small.
+
+    Args:
+      objective: the composition that will train.
+      lag: the largest lag, in optimiser steps, at which samples are admitted; 0 is on-policy and always passes.
+
+    Raises:
+      ValueError: `lag` is above 0 and nothing bounds the loss; it says what to set.
+
+    Ye et al. 2020, dual-clip PPO (https://arxiv.org/abs/1912.09729).
+    """
+    if lag <= 0 or objective.correction is not None:
+        return
+    near, far = (-objective.surrogate(jnp.float32(r), jnp.float32(-1.0)) for r in (1e3, 1e6))
+    if far > near:
+        raise ValueError(
+            f"objective: at lag {lag} its loss has no bound where a bad action has become likely: set "
+            "surrogate=ppo_clip(dual=3.0), or a correction (rl.corrections.truncated), or lag 0"
+        )
+
+
 def assign(
     objective: Objective,
     batch: TokenBatch,

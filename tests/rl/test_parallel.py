@@ -16,7 +16,7 @@ from agentrl_jax.rl import advantages, algorithms, ratios, weights
 from agentrl_jax.rl.imitation import mixture_weights
 from agentrl_jax.rl.objective import assign, policy_loss
 from agentrl_jax.rl.parallel import value_and_grad
-from agentrl_jax.rl.preferences import kto_baseline
+from agentrl_jax.rl.preferences import dpo, kto_baseline, reference_margins, trajectory_logprobs
 from agentrl_jax.rl.types import Metrics
 
 DEVICES, ROWS, LENGTH, GROUPS, GROUP = 8, 16, 6, 3, 4
@@ -76,18 +76,19 @@ def part(params, batch, *credit):
     return value_and_grad(loss, axis_name="data")(params, batch)
 
 
-def split(tree):
-    return jax.tree.map(lambda x: x.reshape(DEVICES, -1, *x.shape[1:]), tree)
+def split(tree, devices):
+    return jax.tree.map(lambda x: x.reshape(devices, -1, *x.shape[1:]), tree)
 
 
-def spread(setup, function, local, *same):
-    """`function(local, *same)` with the rows of `local` spread over all devices; what comes back is one device's."""
+def spread(setup, function, local, *same, devices=DEVICES):
+    """`function(local, *same)` with the rows of `local` spread over devices; what comes back is one device's."""
     if setup == "pmap":
-        mapped = jax.pmap(function, axis_name="data", in_axes=(0, *[None] * len(same)))
-        return jax.tree.map(lambda x: x[-1], mapped(split(local), *same))
+        chosen = jax.devices()[:devices]
+        mapped = jax.pmap(function, axis_name="data", in_axes=(0, *[None] * len(same)), devices=chosen)
+        return jax.tree.map(lambda x: x[-1], mapped(split(local, devices), *same))
     specs = (P("data"), *[P()] * len(same))
     checked = setup == "shard_map"
-    mapped = jax.shard_map(function, mesh=mesh(), in_specs=specs, out_specs=P(), check_vma=checked)
+    mapped = jax.shard_map(function, mesh=mesh(devices), in_specs=specs, out_specs=P(), check_vma=checked)
     return jax.jit(mapped)(local, *same)
 
 
@@ -101,12 +102,15 @@ def expected():
 
 
 @pytest.mark.parametrize("setup", SETUPS)
-def test_loss_metrics_and_gradient_are_those_of_one_device(setup):
+@pytest.mark.parametrize("devices", [1, 2, 4, 8])
+def test_loss_metrics_and_gradient_are_those_of_one_device(setup, devices):
     params, batch, *credit = step()
     if setup == "jit sharded":
-        found = jax.jit(whole)(params, jax.device_put(batch, NamedSharding(mesh(), P("data"))), *credit)
+        found = jax.jit(whole)(params, jax.device_put(batch, NamedSharding(mesh(devices), P("data"))), *credit)
     else:
-        found = spread(setup, lambda rows, *same: part(same[0], rows, *same[1:]), batch, params, *credit)
+        found = spread(
+            setup, lambda rows, *same: part(same[0], rows, *same[1:]), batch, params, *credit, devices=devices
+        )
     agree(found, expected())
     assert max(float(np.abs(leaf).max()) for leaf in jax.tree.leaves(found[1])) > 1e-2
 
@@ -171,3 +175,21 @@ def test_weights_carry_the_counts_of_all_devices(setup):
 def test_kto_baseline_is_the_mean_over_all_devices(setup):
     ratios_ = jnp.asarray(np.random.default_rng(2).normal(0.2, 1.0, 16), jnp.float32)
     agree(spread(setup, partial(kto_baseline, axis_name="data"), ratios_), kto_baseline(ratios_))
+
+
+@pytest.mark.parametrize("setup", ["pmap", "shard_map"])
+def test_preference_pairs_on_their_devices_are_those_of_one_device(setup):
+    params, batch, *_ = step()
+    reference = np.random.default_rng(3).normal(-4.0, 1.0, ROWS).astype(np.float32)
+
+    def loss(params, rows):
+        tokens, mask, reference = rows
+        ids = jnp.broadcast_to(jnp.arange(len(tokens), dtype=jnp.int32)[:, None], tokens.shape)
+        logprobs = -jax.nn.softplus(params["table"][tokens] + params["shift"])
+        sums, _ = trajectory_logprobs(logprobs, mask, ids, num_trajectories=len(tokens))
+        margins = reference_margins(sums[::2], sums[1::2], reference[::2], reference[1::2])
+        return jnp.sum(dpo(margins)) / (ROWS // 2), Metrics({}, {})
+
+    rows = (batch.tokens, batch.action_mask, reference)
+    found = spread(setup, lambda rows, params: value_and_grad(loss, axis_name="data")(params, rows), rows, params)
+    agree(found, jax.jit(jax.value_and_grad(loss, has_aux=True))(params, jax.tree.map(jnp.asarray, rows)))

@@ -1,5 +1,7 @@
 """Ratios, surrogates, KL: worked numbers and the gradients each promises."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentrl_jax.rl import kl, ratios, surrogates
+from agentrl_jax.rl import algorithms, corrections, kl, ratios, surrogates
+from agentrl_jax.rl.objective import check_bounded
 
 OLD = jnp.asarray([[-1, -2, 0], [-0.5, -1.5, -1]], jnp.float32)
 NEW = jnp.asarray([[-0.7, -2, 0], [-0.2, -1.9, -1]], jnp.float32)
@@ -50,6 +53,15 @@ def test_p40_the_negative_branch_grows_with_the_ratio_unless_it_is_bounded():
     close(-surrogates.ppo_clip(dual=3.0)(ratio, advantage), [3, 3, 3])
     slope = jax.grad(lambda r: surrogates.ppo_clip(dual=3.0)(r, advantage).sum())(ratio)
     assert not np.any(slope)
+
+
+def test_p40_stale_samples_ask_for_a_bound():
+    clipped, dual = algorithms.grpo(), replace(algorithms.grpo(), surrogate=surrogates.ppo_clip(dual=3.0))
+    check_bounded(clipped, 0)
+    with pytest.raises(ValueError, match=r"lag 2 .*dual=3\.0"):
+        check_bounded(clipped, 2)
+    for bounded in (dual, replace(clipped, correction=corrections.truncated(2.0)), algorithms.cispo()):
+        check_bounded(bounded, 2)
 
 
 def test_sequence_ratio_is_the_geometric_mean_of_one_trajectory():
