@@ -52,7 +52,7 @@ class StopReason(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
-    """`name` and `call_id` of a tool message: which call it answers. The trainer fills them in; environments need not."""
+    """`name` and `call_id` say which call a tool message answers: the trainer fills them in, environments need not."""
 
     role: Role
     content: str

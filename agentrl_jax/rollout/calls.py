@@ -47,7 +47,7 @@ class LineCalls:
     plain text.
     """
 
-    tags = ("", "")
+    tags: ClassVar[tuple[str, str]] = ("", "")
 
     def write(self, call: ToolCall) -> str:
         return " ".join([call.name, *(f"{key}={self._value(value)}" for key, value in call.arguments.items())])
@@ -137,7 +137,7 @@ class BareCalls:
     Several objects may follow one another, with space, commas or semicolons between them. Any other turn is text.
     """
 
-    tags = ("", "")
+    tags: ClassVar[tuple[str, str]] = ("", "")
 
     def write(self, call: ToolCall) -> str:
         return json.dumps({"name": call.name, "parameters": dict(call.arguments)}, ensure_ascii=False)

@@ -145,7 +145,9 @@ def _read_template(directory: Path, *, with_tools: bool) -> str | None:
     try:
         named = {item["name"]: item["template"] for item in found}
     except (TypeError, KeyError):
-        raise UserError(f"{directory / 'tokenizer_config.json'}: chat_template is neither text nor a list of them") from None
+        raise UserError(
+            f"{directory / 'tokenizer_config.json'}: chat_template is neither text nor a list of them"
+        ) from None
     name = "tool_use" if with_tools and "tool_use" in named else "default"
     if name not in named:
         raise UserError(f"{directory / 'tokenizer_config.json'}: chat_template has no {name!r}: {', '.join(named)}")

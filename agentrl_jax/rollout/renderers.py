@@ -177,7 +177,7 @@ class ChatRenderer:
 
 
 def written(calls: CallFormat, item: ToolCall | str) -> list[Span]:
-    """A teacher's turn: the tags around a call are control tokens where the vocabulary has them, and nothing else is."""
+    """A teacher's turn: the tags around a call are control tokens where the vocabulary has them."""
     source = int(Source.TEACHER)
     if isinstance(item, str):
         return [Span(item, source)]

@@ -10,6 +10,7 @@ again, begins with what was read and sampled; then sampled ids stay as they are 
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
@@ -80,8 +81,8 @@ class TemplateRenderer:
         self.tokenizer = self.vocabulary.tokenizer
         self._source, self._template = template, compile_template(template)
         self._variables = dict(variables or {})
-        if show_tools and tools:
-            self._variables["tools"] = [tool_schema(t.name, t.description, t.parameters) for t in tools]
+        self._shown: list[dict[str, Any]] = []
+        self._shown_text = ""
         self._system = self._merge = False  # what a template lacks: a system role, two user messages in a row
         self.tool_role: Role = "tool"
         self._learn_roles()
@@ -92,6 +93,9 @@ class TemplateRenderer:
             dict.fromkeys([self.end_id, *self._closing, *(known[name] for name in stops if name in known)])
         )
         self._check_whole(tokenizer)
+        if show_tools:
+            self._shown = [tool_schema(t.name, t.description, t.parameters) for t in tools]
+            self._shown_text = json.dumps(self._shown, ensure_ascii=False)
         self.reason = self._learn_extension()
         self.extends = not self.reason
 
@@ -114,7 +118,7 @@ class TemplateRenderer:
 
     def start(self, messages: Sequence[Message]) -> Rendered:
         """The prompt: the messages and the header of the first assistant turn."""
-        marks = _choose_marks(messages)
+        marks = self._marks(messages)
         return self._encode(self._write(messages, marks), marks)
 
     def bridge(self, closed: bool, messages: Sequence[Message]) -> Rendered:
@@ -147,15 +151,15 @@ class TemplateRenderer:
     # -- differencing ------------------------------------------------------------------------------------------
 
     def _bridge(self, first: Sequence[Message], closed: bool, messages: Sequence[Message]) -> Rendered:
-        marks = _choose_marks([*first, *messages])
+        marks = self._marks([*first, *messages])
         text = self._write([*first, marks.turn, *messages], marks)
-        before, found, rest = text.partition(marks.turn + marks.close)
+        _, found, rest = text.partition(marks.turn + marks.close)
         if not found or marks.turn in rest:
             raise ValueError("the chat template loses or repeats an assistant turn")
         return self._encode(self._after_end(rest, closed), marks)
 
     def _as_template(self, talk: Talk, said: Said, messages: Sequence[Message]) -> Following:
-        marks = _choose_marks(talk, messages, self)
+        marks = self._marks(talk, messages)
         before = self._write(talk[:-1], marks) + self._say(said, marks)
         after = self._write([*talk, *messages], marks)
         if after.startswith(before):
@@ -197,7 +201,7 @@ class TemplateRenderer:
 
     # -- writing -----------------------------------------------------------------------------------------------
 
-    def _write(self, talk: Sequence[Message | Said | str], marks: _Marks, *, prompt: bool = True) -> str:
+    def _write(self, talk: Sequence[Message | Said | str], marks: _Marks) -> str:
         """The template's text of a conversation, marks and all. A `str` is an assistant turn already marked."""
         turns: list[dict[str, Any]] = []
         held = ""  # system text that waits for the user message which it is put before
@@ -214,7 +218,19 @@ class TemplateRenderer:
                 turns.append(turn)
         if held:
             turns.append({"role": "user", "content": held.removesuffix("\n\n")})
-        return self._template({"messages": turns, "add_generation_prompt": prompt, **self._variables})
+        tools = {"tools": self._guard(self._shown, marks)} if self._shown else {}
+        return self._template({"messages": turns, "add_generation_prompt": True, **tools, **self._variables})
+
+    def _guard(self, value: Any, marks: _Marks) -> Any:
+        """Tools with marks around the texts that spell a control token."""
+        if isinstance(value, Mapping):
+            return {key: self._guard(item, marks) for key, item in value.items()}
+        if isinstance(value, list | tuple):
+            return [self._guard(item, marks) for item in value]
+        spells = isinstance(value, str) and any(
+            part in self.vocabulary.controls for part in self.vocabulary.split(value)
+        )
+        return marks.put(value, "system") if spells else value
 
     def _as_dict(self, item: Message | Said | str, marks: _Marks) -> dict[str, Any]:
         if isinstance(item, Said):
@@ -249,6 +265,17 @@ class TemplateRenderer:
             return [part]
         return [piece for piece in re.split("(</?think>)", part) if piece]
 
+    def _marks(self, talk: Talk, more: Sequence[Message] = ()) -> _Marks:
+        """Six private-use characters that nothing in the conversation holds."""
+        used = set(self._shown_text)
+        for item in (*talk, *more):
+            said = isinstance(item, Said)
+            used |= set(self.tokenizer.decode(item.ids, skip_special_tokens=False) if said else item.content)
+        free = [mark for mark in _PRIVATE if mark not in used][:6]
+        if len(free) < 6:
+            raise ValueError("the conversation holds every character of Unicode's private use area")
+        return _Marks(dict(zip(SOURCES, free, strict=False)), free[4], free[5])
+
     def _spans(self, text: str, marks: _Marks) -> list[Span]:
         """The template's text as trusted spans, messages as plain ones with their role's source."""
         roles = {opening: role for role, opening in marks.opens.items()}
@@ -281,7 +308,7 @@ class TemplateRenderer:
 
     def _shows(self, talk: Sequence[Message], *, strict: bool = False) -> bool:
         """Whether every message comes out once, in order. `strict`: a refusal is raised, in the template's words."""
-        marks = _choose_marks(talk)
+        marks = self._marks(talk)
         numbered = [Message(role=message.role, content=f"a{index}z") for index, message in enumerate(talk)]
         try:
             text = self._write(numbered, marks)
@@ -293,20 +320,18 @@ class TemplateRenderer:
         return found == [str(index) for index in range(len(talk))]
 
     def _learn_end(self) -> int:
-        marks = _choose_marks([])
+        marks = self._marks([])
         text = self._write([_message("user"), marks.turn, _message("user")], marks)
         rest = text.partition(marks.turn + marks.close)[2]
         self._end_name = next(iter(self.vocabulary.split(rest)), "")
         if self._end_name not in self.vocabulary.controls:
-            raise ValueError(
-                f"the chat template ends an assistant turn with {rest[:20]!r}, expected a control token of the tokenizer"
-            )
+            raise ValueError(f"the chat template ends an assistant turn with {rest[:20]!r}, which is no control token")
         return self.vocabulary.controls[self._end_name]
 
     def _check_whole(self, tokenizer: Tokenizer) -> None:
         """A second route: the tokenizer as it came, over the whole text, gives what our parts give."""
         talk = [_message("system"), _message("user"), _message("assistant"), _message("tool"), _message("user")]
-        marks = _choose_marks(talk)
+        marks = self._marks(talk)
         text = self._write(talk, marks)
         plain = re.sub(f"[{''.join(marks.opens.values())}{marks.close}]", "", text)
         whole = tuple(tokenizer.encode(plain, add_special_tokens=False).ids)
@@ -345,14 +370,3 @@ def _tail(text: str) -> str:
 
 def _first_said(talk: Talk) -> int:
     return next(index for index, item in enumerate(talk) if isinstance(item, Said))
-
-
-def _choose_marks(talk: Talk, more: Sequence[Message] = (), renderer: TemplateRenderer | None = None) -> _Marks:
-    """Six private-use characters that nothing in the conversation holds."""
-    texts = [item.content for item in (*talk, *more) if isinstance(item, Message)]
-    if renderer is not None:
-        said = (item for item in talk if isinstance(item, Said))
-        texts += [renderer.tokenizer.decode(item.ids, skip_special_tokens=False) for item in said]
-    used = set().union(*texts)
-    free = [mark for mark in _PRIVATE[: len(used) + 6] if mark not in used][:6]
-    return _Marks(dict(zip(("system", "user", "tool", "assistant"), free, strict=False)), free[4], free[5])

@@ -8,7 +8,7 @@ from __future__ import annotations
 import datetime
 import json
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import jinja2
 from jinja2 import nodes, sandbox
@@ -23,7 +23,7 @@ Template = Callable[[Mapping[str, Any]], str]
 class _Generation(Extension):
     """`{% generation %}...{% endgeneration %}` marks the assistant's words for trainers that need it. Here: nothing."""
 
-    tags = {"generation"}
+    tags: ClassVar[set[str]] = {"generation"}
 
     def parse(self, parser: Any) -> list[nodes.Node]:
         next(parser.stream)
