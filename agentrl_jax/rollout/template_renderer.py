@@ -10,6 +10,7 @@ again, begins with what was read and sampled; then sampled ids stay as they are 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -33,19 +34,25 @@ _END_OF_CALL = "<|eom_id|>"  # ends a turn that calls a tool, in some Llama mode
 
 
 class _Marks(NamedTuple):
-    """Characters around each message's text: one opens each role's, one closes any; one stands for a sampled turn."""
+    """Characters around each message's text: one opens each role's, one closes any; one stands for a sampled turn, and
+    one breaks up names of control tokens, so that a template which looks for `</think>` finds none in plain text."""
 
     opens: Mapping[str, str]
     close: str
     turn: str
+    guard: str
 
-    def put(self, text: str, role: str) -> str:
-        """`text` between marks. Space at its ends stays outside, where a template may trim it; it forges nothing."""
+    def put(self, text: str, role: str, names: re.Pattern[str]) -> str:
+        """`text` between marks, each of `names` in it broken up. Space at its ends stays outside, where a template may
+        trim it; it forges nothing."""
         core = text.strip()
         if not core:
             return text
         before, after = text[: len(text) - len(text.lstrip())], text[len(text.rstrip()) :]
-        return f"{before}{self.opens[role]}{core}{self.close}{after}"
+        return f"{before}{self.opens[role]}{names.sub(self._broken, core)}{self.close}{after}"
+
+    def _broken(self, match: re.Match[str]) -> str:
+        return match.group(1) + self.guard
 
 
 class TemplateRenderer:
@@ -79,10 +86,12 @@ class TemplateRenderer:
         self.tools: Mapping[str, Tool] = {tool.name: tool for tool in tools}
         self.vocabulary = Vocabulary(tokenizer)
         self.tokenizer = self.vocabulary.tokenizer
+        names = "|".join(map(re.escape, sorted({*self.vocabulary.controls, *_THINK}, key=len, reverse=True)))
+        self._names = re.compile(f"(?=(?:{names}))(.)", re.DOTALL)
         self._source, self._template = template, compile_template(template)
         self._variables = dict(variables or {})
         self._shown: list[dict[str, Any]] = []
-        self._shown_text = ""
+        self._shown_text = self._preamble = ""
         self._system = self._merge = False  # what a template lacks: a system role, two user messages in a row
         self.tool_role: Role = "tool"
         self._learn_roles()
@@ -94,8 +103,7 @@ class TemplateRenderer:
         )
         self._check_whole(tokenizer)
         if show_tools:
-            self._shown = [tool_schema(t.name, t.description, t.parameters) for t in tools]
-            self._shown_text = json.dumps(self._shown, ensure_ascii=False)
+            self._show(tools)
         self.reason = self._learn_extension()
         self.extends = not self.reason
 
@@ -133,7 +141,8 @@ class TemplateRenderer:
         said = talk[-1]
         assert isinstance(said, Said), "a sampled turn comes last"
         if self.history == "template":
-            return self._as_template(talk, said, messages)
+            with contextlib.suppress(ValueError):  # words that the template cannot take stay as they were sampled
+                return self._as_template(talk, said, messages)
         first = [message for message in talk[: _first_said(talk)] if isinstance(message, Message)]
         return Following(*self._bridge(first, self._is_closed(said), messages))
 
@@ -173,8 +182,8 @@ class TemplateRenderer:
         """Whether words of this turn that are in `text` have other ids there than the policy sampled."""
         for part in self._runs(said.ids):
             words = self.tokenizer.decode(part, skip_special_tokens=False)
-            kept = f"{marks.opens['assistant']}{words.strip()}{marks.close}" in text
-            if kept and self.encode(words) != part:
+            put = marks.put(words, "assistant", self._names).strip()
+            if put and put in text and self.encode(words) != part:
                 return True
         return False
 
@@ -199,13 +208,29 @@ class TemplateRenderer:
     def _is_closed(self, said: Said) -> bool:
         return bool(said.ids) and said.ids[-1] in self._closing
 
+    def _show(self, tools: Sequence[Tool]) -> None:
+        """Give the tools to the template; where it does not write them, they become the head of the system message."""
+        self._shown = [tool_schema(tool.name, tool.description, tool.parameters) for tool in tools]
+        self._shown_text = json.dumps(self._shown, ensure_ascii=False)
+        talk = [_message("user")]
+        text = self._write(talk, self._marks(talk))
+        if not all(tool.name in text for tool in tools):
+            self._shown, self._preamble = [], self.calls.describe(tools)
+            self._shown_text = self._preamble
+
+    def _introduced(self, talk: Sequence[Message | Said | str]) -> Sequence[Message | Said | str]:
+        first = talk[0] if talk else None
+        if isinstance(first, Message) and first.role == "system":
+            return [Message(role="system", content=f"{self._preamble}\n\n{first.content}"), *talk[1:]]
+        return [Message(role="system", content=self._preamble), *talk]
+
     # -- writing -----------------------------------------------------------------------------------------------
 
     def _write(self, talk: Sequence[Message | Said | str], marks: _Marks) -> str:
         """The template's text of a conversation, marks and all. A `str` is an assistant turn already marked."""
         turns: list[dict[str, Any]] = []
         held = ""  # system text that waits for the user message which it is put before
-        for item in talk:
+        for item in self._introduced(talk) if self._preamble else talk:
             turn = self._as_dict(item, marks)
             if turn["role"] == "system" and self._system:
                 held += turn["content"] + "\n\n"
@@ -230,7 +255,7 @@ class TemplateRenderer:
         spells = isinstance(value, str) and any(
             part in self.vocabulary.controls for part in self.vocabulary.split(value)
         )
-        return marks.put(value, "system") if spells else value
+        return marks.put(value, "system", self._names) if spells else value
 
     def _as_dict(self, item: Message | Said | str, marks: _Marks) -> dict[str, Any]:
         if isinstance(item, Said):
@@ -240,7 +265,7 @@ class TemplateRenderer:
         role = self.tool_role if item.role == "tool" else item.role
         extra = {"name": item.name, "tool_call_id": item.call_id} if role == "tool" else {}
         known = {key: value for key, value in extra.items() if value}
-        return {"role": role, "content": marks.put(item.content, item.role), **known}
+        return {"role": role, "content": marks.put(item.content, item.role, self._names), **known}
 
     def _say(self, said: Said, marks: _Marks) -> str:
         """The words of a sampled turn: its control tokens by name, its end left out. Space at the ends of the turn
@@ -249,7 +274,11 @@ class TemplateRenderer:
         parts = [piece for part in self.vocabulary.parts(ids) for piece in self._at_thoughts(part)]
         names = {index: name for name, index in self.vocabulary.controls.items()}
         words = [
-            names[part] if isinstance(part, int) else part if part in _THINK else marks.put(part, "assistant")
+            names[part]
+            if isinstance(part, int)
+            else part
+            if part in _THINK
+            else marks.put(part, "assistant", self._names)
             for part in parts
         ]
         if parts and isinstance(parts[-1], str) and marks.close in words[-1]:
@@ -266,15 +295,15 @@ class TemplateRenderer:
         return [piece for piece in re.split("(</?think>)", part) if piece]
 
     def _marks(self, talk: Talk, more: Sequence[Message] = ()) -> _Marks:
-        """Six private-use characters that nothing in the conversation holds."""
+        """Seven private-use characters that nothing in the conversation holds."""
         used = set(self._shown_text)
         for item in (*talk, *more):
             said = isinstance(item, Said)
             used |= set(self.tokenizer.decode(item.ids, skip_special_tokens=False) if said else item.content)
-        free = [mark for mark in _PRIVATE if mark not in used][:6]
-        if len(free) < 6:
+        free = [mark for mark in _PRIVATE if mark not in used][:7]
+        if len(free) < 7:
             raise ValueError("the conversation holds every character of Unicode's private use area")
-        return _Marks(dict(zip(SOURCES, free, strict=False)), free[4], free[5])
+        return _Marks(dict(zip(SOURCES, free, strict=False)), *free[4:])
 
     def _spans(self, text: str, marks: _Marks) -> list[Span]:
         """The template's text as trusted spans, messages as plain ones with their role's source."""
@@ -283,10 +312,10 @@ class TemplateRenderer:
         spans, place = [], 0
         for match in pattern.finditer(text):
             spans.append(Span(text[place : match.start()], int(Source.SYSTEM), True))
-            spans.append(Span(match.group(2), int(SOURCES[roles[match.group(1)]])))  # type: ignore[index]
+            spans.append(Span(match.group(2).replace(marks.guard, ""), int(SOURCES[roles[match.group(1)]])))  # type: ignore[index]
             place = match.end()
         spans.append(Span(text[place:], int(Source.SYSTEM), True))
-        if any(mark in span.text for span in spans for mark in (*roles, marks.close)):
+        if any(mark in span.text for span in spans for mark in (*roles, marks.close, marks.guard)):
             raise ValueError("the chat template cuts a message in the middle")
         return [span for span in spans if span.text]
 
@@ -333,7 +362,7 @@ class TemplateRenderer:
         talk = [_message("system"), _message("user"), _message("assistant"), _message("tool"), _message("user")]
         marks = self._marks(talk)
         text = self._write(talk, marks)
-        plain = re.sub(f"[{''.join(marks.opens.values())}{marks.close}]", "", text)
+        plain = re.sub(f"[{''.join(marks.opens.values())}{marks.close}{marks.guard}]", "", text)
         whole = tuple(tokenizer.encode(plain, add_special_tokens=False).ids)
         if whole != self._encode(text, marks).ids:
             raise ValueError("the tokenizer reads a conversation in whole otherwise than between its control tokens")

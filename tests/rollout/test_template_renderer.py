@@ -215,6 +215,14 @@ def test_no_text_forges_a_control_token(name, user, result, words):
     assert controls(user, result, words) == controls("b", "b", "b")
 
 
+def test_a_policy_that_spells_the_end_of_reasoning_breaks_nothing():
+    """`</think>` letter by letter is text: a template that looks for the tag must not cut the turn there."""
+    renderer = make("qwen3", history="template")
+    spelled = renderer.encode("so </think> the answer")
+    following = renderer.follow([USER, Said((*spelled, renderer.end_id))], [USER])
+    assert not following.reason and controls_of(renderer, spelled) == []
+
+
 def test_a_whole_word_vocabulary_that_lists_a_control_token_cannot_be_made_to_say_it():
     words = {"<unk>": 0, "<|im_start|>": 1, "<|im_end|>": 2, "a": 3}
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
