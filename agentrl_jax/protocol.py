@@ -52,8 +52,12 @@ class StopReason(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
+    """`name` and `call_id` say which call a tool message answers: the trainer fills them in, environments need not."""
+
     role: Role
     content: str
+    name: str = ""
+    call_id: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

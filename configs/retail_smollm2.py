@@ -21,7 +21,7 @@ def config() -> RunConfig:
     return RunConfig(
         name="retail_smollm2",
         environment=EnvironmentRef(target="agentrl_envs.retail:suite"),
-        policy=PretrainedPolicy(path="smollm2-135m"),
+        policy=PretrainedPolicy(path="smollm2-135m", frame="chatml"),
         stages=(sft, rl),
         rollout=Rollout(
             workers=16, slots=16, context=2048, max_turn_tokens=160, bank=4, prefill_chunk=64, calls="json"

@@ -28,7 +28,7 @@ def config() -> RunConfig:
                 "policies": ["status"],
             },
         ),
-        policy=PretrainedPolicy(path="smollm2-135m"),
+        policy=PretrainedPolicy(path="smollm2-135m", frame="chatml"),
         stages=(sft, rl),
         rollout=Rollout(
             workers=64, slots=64, context=384, max_turn_tokens=40, bank=8, decode_steps=8, step_deadline_s=60.0

@@ -6,10 +6,13 @@ import math
 
 from agentrl_jax.errors import UserError
 from agentrl_jax.protocol import Suite
-from agentrl_jax.recipes.config import Loop, RunConfig, Sft, TinyPolicy, stage_name
+from agentrl_jax.recipes.config import Loop, PretrainedPolicy, RunConfig, Sft, TinyPolicy, stage_name
+from agentrl_jax.rollout.renderers import FRAMES
 
 _COUNTS = {  # smallest whole number that makes sense
-    "rollout": dict.fromkeys(("workers", "slots", "max_turn_tokens", "bank", "prefill_chunk", "decode_steps"), 1),
+    "rollout": dict.fromkeys(
+        ("workers", "slots", "max_turn_tokens", "max_segments", "bank", "prefill_chunk", "decode_steps"), 1
+    ),
     "policy": dict.fromkeys(("layers", "width", "heads", "kv_heads", "mlp_width", "vocab_size"), 1),
     "sft": dict.fromkeys(("steps", "rows", "width", "micro_rows", "check_every", "check_episodes"), 1)
     | dict.fromkeys(("drills", "warmup"), 0),
@@ -139,10 +142,22 @@ def _check_rollout(config: RunConfig) -> None:
             shown.split != config.evaluation.split,
             f"sft.demonstrations.{index}.split={shown.split!r} is what evaluation.split measures on: use 'train'",
         )
+    if isinstance(config.policy, PretrainedPolicy):
+        _check_pretrained(config.policy)
     if isinstance(config.policy, TinyPolicy):
         p = config.policy
         _require(p.width % p.heads == 0, f"policy.heads={p.heads} must divide policy.width={p.width}")
         _require(p.heads % p.kv_heads == 0, f"policy.kv_heads={p.kv_heads} must divide policy.heads={p.heads}")
+
+
+def _check_pretrained(policy: PretrainedPolicy) -> None:
+    if policy.frame in FRAMES:
+        for name, unset in (("history", "keep"), ("thinking", None)):
+            _require(
+                getattr(policy, name) == unset,
+                f"policy.{name}={getattr(policy, name)!r} has no effect with policy.frame={policy.frame!r}, "
+                "which knows no reasoning; use frame='auto'",
+            )
 
 
 def _check_sft(sft: Sft) -> None:

@@ -32,9 +32,17 @@ class TinyPolicy:
 
 @dataclass(frozen=True, kw_only=True)
 class PretrainedPolicy:
-    """A Hugging Face directory of a Llama-architecture model, or a name that `agentrl models pull` knows."""
+    """A Hugging Face directory of a Llama-architecture model, or a name that `agentrl models pull` knows.
+
+    `frame`: how turns are written; `auto` is the directory's own chat template. `history`: what to do where the
+    template leaves out reasoning of earlier turns: `keep` it, one sample an episode; or write as the `template` does,
+    a new sample each time (at most `rollout.max_segments`). `thinking` sets the template's `enable_thinking`.
+    """
 
     path: str
+    frame: Literal["auto", "chatml", "tiny", "qwen3", "llama3", "gemma3"] = "auto"
+    history: Literal["keep", "template"] = "keep"
+    thinking: bool | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,13 +54,14 @@ class Rollout:
     context: int = 256  # tokens a slot can hold: the longest episode
     max_turn_tokens: int = 24
     temperature: float = 1.0
-    calls: Literal["line", "json"] = "line"
+    calls: Literal["line", "json", "qwen", "llama"] = "line"
     describe_tools: bool = False  # put the tools' descriptions into the prompt
     bank: int = 16  # consecutive slots prefilled together
     prefill_chunk: int = 32  # tokens of each that one prefill writes
     decode_steps: int = 8  # tokens per decode dispatch
     start_deadline_s: float = 60.0
     step_deadline_s: float = 10.0
+    max_segments: int = 8  # samples of an episode whose history is rendered anew (policy.history="template")
     max_failure_fraction: float = 0.25  # above this share of failed episodes in one step the run stops
 
 

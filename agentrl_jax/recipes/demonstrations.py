@@ -24,12 +24,12 @@ from agentrl_jax.protocol import (
 )
 from agentrl_jax.recipes.config import Sft, Shown
 from agentrl_jax.rollout.collect import play
+from agentrl_jax.rollout.episode import Renderer
 from agentrl_jax.rollout.packing import pack, used_rows
 from agentrl_jax.rollout.records import Trajectory
-from agentrl_jax.rollout.renderers import ChatRenderer
 
 
-def packed(ref: EnvironmentRef, renderer: ChatRenderer, settings: Sft, seed: int) -> TokenBatch:
+def packed(ref: EnvironmentRef, renderer: Renderer, settings: Sft, seed: int) -> TokenBatch:
     """Every demonstration and drill, packed; raises `ValueError` for one that does not fit a row."""
     shown = [t for part in settings.demonstrations for t in play_all(ref, renderer, part, seed)]
     shown += recite_all(ref.load(), renderer, settings.drills, seed)
@@ -41,7 +41,7 @@ def packed(ref: EnvironmentRef, renderer: ChatRenderer, settings: Sft, seed: int
     return take(rows, np.arange(used_rows(rows)))
 
 
-def play_all(ref: EnvironmentRef, renderer: ChatRenderer, shown: Shown, seed: int) -> Iterator[Trajectory]:
+def play_all(ref: EnvironmentRef, renderer: Renderer, shown: Shown, seed: int) -> Iterator[Trajectory]:
     """Episodes of the environment's own teacher, played in process."""
     suite = EnvironmentRef(target=ref.target, options={**ref.options, **shown.options}).load()
     assert suite.demonstrate is not None  # checks.check_environment
@@ -52,7 +52,7 @@ def play_all(ref: EnvironmentRef, renderer: ChatRenderer, shown: Shown, seed: in
     world.close()
 
 
-def recite_all(suite: Suite, renderer: ChatRenderer, count: int, seed: int) -> Iterator[Trajectory]:
+def recite_all(suite: Suite, renderer: Renderer, count: int, seed: int) -> Iterator[Trajectory]:
     """One-turn trajectories of the environment's drills."""
     if not count:
         return

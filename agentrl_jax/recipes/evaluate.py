@@ -58,6 +58,10 @@ def measure(trajectories: Sequence[Trajectory]) -> dict[str, Any]:
         "mean_tool_calls": sum(t.tool_calls for t in scored) / count,
         "failures": failures(trajectories),
         "stops": dict(Counter(str(t.stop) for t in trajectories)),
+        "segments": sum(t.segments for t in trajectories) / max(1, len(trajectories)),
+        "breaks": dict(Counter(cut.reason for t in trajectories for cut in t.breaks)),
+        "retokenize_mismatch": sum(t.retokenize_mismatch > 0 for t in trajectories),
+        "dropped/token_mismatch": sum(t.token_mismatch for t in trajectories),
         "success_by_kind": {kind: sum(v) / len(v) for kind, v in sorted(kinds.items())},
     }
 

@@ -16,7 +16,9 @@ from agentrl_jax.protocol import Suite
 from agentrl_jax.recipes.config import PretrainedPolicy, RunConfig, TinyPolicy
 from agentrl_jax.rollout import tokenizer as tiny_tokenizer
 from agentrl_jax.rollout.calls import CALL_FORMATS
-from agentrl_jax.rollout.renderers import CHATML, TINY, ChatFrame, ChatRenderer
+from agentrl_jax.rollout.families import renderer_for
+from agentrl_jax.rollout.renderers import TINY, ChatRenderer
+from agentrl_jax.rollout.template_renderer import TemplateRenderer
 
 
 @dataclass(frozen=True)
@@ -25,7 +27,7 @@ class Policy:
 
     model: llama.LlamaConfig
     tokenizer: tokenizers.Tokenizer
-    renderer: ChatRenderer
+    renderer: ChatRenderer | TemplateRenderer
 
 
 def describe(config: RunConfig, suite: Suite) -> Policy:
@@ -34,18 +36,18 @@ def describe(config: RunConfig, suite: Suite) -> Policy:
         return _describe_tiny(config, config.policy, suite)
     from agentrl_jax.runtime import pretrained
 
-    model, tokenizer = pretrained.load_config(pretrained_directory(config.policy))
+    directory = pretrained_directory(config.policy)
+    model, tokenizer = pretrained.load_config(directory)
     if config.rollout.context > model.context:
         raise UserError(
             f"rollout.context={config.rollout.context} exceeds what {config.policy.path} was made for: {model.context}"
         )
-    return Policy(model, tokenizer, _renderer(config, tokenizer, CHATML, suite))
-
-
-def _renderer(config: RunConfig, tokenizer: tokenizers.Tokenizer, frame: ChatFrame, suite: Suite) -> ChatRenderer:
-    calls = CALL_FORMATS[config.rollout.calls]
-    preamble = None if config.rollout.describe_tools else ""
-    return ChatRenderer(tokenizer, frame, calls, suite.spec.tools, preamble=preamble)
+    chosen = config.policy
+    renderer = renderer_for(
+        directory, tokenizer, chosen.frame, CALL_FORMATS[config.rollout.calls], suite.spec.tools,
+        history=chosen.history, show_tools=config.rollout.describe_tools, thinking=chosen.thinking,
+    )  # fmt: skip
+    return Policy(model, tokenizer, renderer)
 
 
 def _describe_tiny(config: RunConfig, size: TinyPolicy, suite: Suite) -> Policy:
@@ -61,7 +63,9 @@ def _describe_tiny(config: RunConfig, size: TinyPolicy, suite: Suite) -> Policy:
         mlp_width=size.mlp_width,
         context=max(config.rollout.context, 256),
     )
-    return Policy(model, tokenizer, _renderer(config, tokenizer, TINY, suite))
+    calls, tools = CALL_FORMATS[config.rollout.calls], suite.spec.tools
+    preamble = calls.describe(tools) if config.rollout.describe_tools else None
+    return Policy(model, tokenizer, ChatRenderer(tokenizer, TINY, calls, tools, preamble=preamble))
 
 
 def initial_params(config: RunConfig, policy: Policy, sharding: Any) -> Any:

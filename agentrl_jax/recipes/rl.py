@@ -140,7 +140,8 @@ def assemble(run: Run, loop: Loop, groups: Groups) -> tuple[TokenBatch, Outcomes
     if loop.skip_constant_groups:
         constant = np.asarray([not group for group in packed])
         outcomes = outcomes._replace(keep=outcomes.keep & ~constant[:, None])
-    rows = loop.tasks * loop.group
+    segments = 1 if run.policy.renderer.appends else run.config.rollout.max_segments
+    rows = loop.tasks * loop.group * segments
     return pack(packed, rows=rows, width=loop.width, group_size=loop.group, pad_id=0), outcomes
 
 
@@ -198,6 +199,7 @@ def step_figures(groups: Groups, outcomes: Outcomes, rewards: np.ndarray) -> dic
         "singletons": int((valid.sum(1) == 1).sum()),
         "unscored": int((~valid).sum()),
         **{name: figures[name] for name in ("success", "violation_rate", "mean_tool_calls", "failures", "stops")},
+        **{name: figures[name] for name in ("segments", "retokenize_mismatch", "breaks", "dropped/token_mismatch")},
     }
 
 

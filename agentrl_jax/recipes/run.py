@@ -107,6 +107,7 @@ class Run:
             self.policy.renderer,
             max_turn_tokens=self.config.rollout.max_turn_tokens,
             temperature=temperature,
+            max_segments=self.config.rollout.max_segments,
             alive=self.interrupts.check,
         ):
             self.sinks.receipt(found.receipt.to_json())

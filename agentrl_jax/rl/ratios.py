@@ -28,7 +28,8 @@ def sequence(logprobs: Array, old_logprobs: Array, action_mask: Array, trajector
 
     `s = exp(mean_t log(pi(a_t) / pi_old(a_t)))`, the geometric mean over the trajectory's action tokens;
     the gradient flows through all of them. A trajectory lies in one row, as the packer promises, so
-    rows are pooled apart from each other and micro-batches change nothing.
+    rows are pooled apart from each other and micro-batches change nothing. (Only the segments of a trajectory whose
+    history was rendered anew may be too long for one row together: then each row's part has a ratio of its own.)
 
     All arguments are [B, T]; returns f32[B, T]. Use with weights that count trajectories
     (`sequence_mean`); clip ranges are about a thousand times narrower than a token ratio's.

@@ -55,7 +55,7 @@ def attribute(failure: Failure, evidence: ReplayEvidence | None = None) -> Attri
 
     | failure | cause |
     | --- | --- |
-    | start, reset, snapshot, close; an exception or garbage from step | environment |
+    | start, reset, snapshot, close, sample; an exception or garbage from step | environment |
     | exception, deadline, garbage or crash of the verifier | evaluator |
     | step: hang or crash, reproduced by replay | policy |
     | step: hang or crash, not reproduced, or the replay broke | environment |

@@ -1,15 +1,17 @@
-"""How a tool call is written in a turn, and how a turn is read back: `LineCalls` and `JsonCalls`.
+"""How a tool call is written in a turn, and how a turn is read back: `LineCalls`, `JsonCalls` and `BareCalls`.
 
 Reading checks every call against the JSON Schema of its tool. What looks like a call and cannot be read is an
 `Action` with `error`, which names what was given and what was expected; the environment answers it as `invalid_action`.
+A call of an unknown tool beside calls of known ones stays in its place among them: the episode answers it.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol
 
 from agentrl_jax.protocol import Action, Tool, ToolCall
 from agentrl_jax.rollout.schema import SchemaError, check, coerce, read_json
@@ -24,7 +26,12 @@ _BLOCK = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
 
 
 class CallFormat(Protocol):
-    """Writes a call as text, reads a turn's text, and tells the policy which tools there are."""
+    """Writes a call as text, reads a turn's text, and tells the policy which tools there are.
+
+    `tags`: what `write` puts before and after a call, control tokens where the vocabulary has them.
+    """
+
+    tags: ClassVar[tuple[str, str]]
 
     def write(self, call: ToolCall) -> str: ...
     def parse(self, text: str, tools: Mapping[str, Tool]) -> Action: ...
@@ -40,6 +47,8 @@ class LineCalls:
     plain text.
     """
 
+    tags: ClassVar[tuple[str, str]] = ("", "")
+
     def write(self, call: ToolCall) -> str:
         return " ".join([call.name, *(f"{key}={self._value(value)}" for key, value in call.arguments.items())])
 
@@ -50,7 +59,7 @@ class LineCalls:
             return Action(text=text)
         try:
             if name not in tools:
-                raise SchemaError(f"unknown tool {name!r}; there are: {', '.join(sorted(tools))}")
+                raise SchemaError(unknown_tool(name, tools))
             arguments = self._arguments(text, word.end())
             schema = tools[name].parameters
             properties = schema.get("properties", {})
@@ -96,49 +105,105 @@ class LineCalls:
         return arguments
 
 
+@dataclass(frozen=True, slots=True)
 class JsonCalls:
     """Any number of calls a turn, each `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, text around them.
 
     Text outside the blocks stays in `Action.text`; one unreadable block makes the whole turn an error, so that no
-    half of a turn is ever performed.
+    half of a turn is ever performed. `gap` stands inside the tags: Qwen's models put the object on a line of its own.
     """
+
+    gap: str = ""
+    tags: ClassVar[tuple[str, str]] = ("<tool_call>", "</tool_call>")
 
     def write(self, call: ToolCall) -> str:
         body = json.dumps({"name": call.name, "arguments": dict(call.arguments)}, ensure_ascii=False)
-        return f"<tool_call>{body}</tool_call>"
+        return f"<tool_call>{self.gap}{body}{self.gap}</tool_call>"
 
     def parse(self, text: str, tools: Mapping[str, Tool]) -> Action:
         blocks = _BLOCK.findall(text)
         if "<tool_call>" in _BLOCK.sub("", text):
             return Action(text=text, error="a <tool_call> is not closed by </tool_call>")
-        try:
-            calls = tuple(self._call(block, tools) for block in blocks)
-        except SchemaError as error:
-            return Action(text=text, error=str(error))
-        return Action(text=text, calls=calls)
+        return _read_calls(text, (_json(block) for block in blocks), "arguments", tools)
 
     def describe(self, tools: Sequence[Tool]) -> str:
-        lines = [
-            json.dumps({"name": tool.name, "description": tool.description, "parameters": dict(tool.parameters)})
-            for tool in tools
-        ]
         head = 'Call a tool as: <tool_call>{"name": ..., "arguments": {...}}</tool_call>'
-        return "\n".join([head, *lines])
+        return "\n".join([head, *_signatures(tools)])
 
-    def _call(self, block: str, tools: Mapping[str, Tool]) -> ToolCall:
-        try:
-            body = read_json(block)
-        except ValueError as error:
-            raise SchemaError(f"a call must be JSON: {error}") from None
-        if not isinstance(body, dict) or not isinstance(body.get("name"), str):
-            raise SchemaError('a call must be {"name": text, "arguments": object}')
-        name, arguments = body["name"], body.get("arguments", {})
-        if name not in tools:
-            raise SchemaError(f"unknown tool {name!r}; there are: {', '.join(sorted(tools))}")
-        if not isinstance(arguments, dict):
-            raise SchemaError(f"{name}: arguments must be an object, got {type(arguments).__name__}")
+
+class BareCalls:
+    """A turn that is nothing but `{"name": ..., "parameters": {...}}` is a call, as Llama 3 writes it.
+
+    Several objects may follow one another, with space, commas or semicolons between them. Any other turn is text.
+    """
+
+    tags: ClassVar[tuple[str, str]] = ("", "")
+
+    def write(self, call: ToolCall) -> str:
+        return json.dumps({"name": call.name, "parameters": dict(call.arguments)}, ensure_ascii=False)
+
+    def parse(self, text: str, tools: Mapping[str, Tool]) -> Action:
+        if not re.match(r'\s*\{\s*"(?:name|type|function)"', text):
+            return Action(text=text)
+        return _read_calls(text, _objects(text), "parameters", tools)
+
+    def describe(self, tools: Sequence[Tool]) -> str:
+        head = 'Call a tool with nothing but: {"name": ..., "parameters": {...}}'
+        return "\n".join([head, *_signatures(tools)])
+
+
+def _read_calls(text: str, bodies: Iterator[Any], key: str, tools: Mapping[str, Tool]) -> Action:
+    try:
+        calls = tuple(_call(body, key, tools) for body in bodies)
+        if calls and not any(call.name in tools for call in calls):
+            raise SchemaError(unknown_tool(calls[0].name, tools))
+    except SchemaError as error:
+        return Action(text=text, error=str(error))
+    return Action(text=text, calls=calls)
+
+
+def _call(body: Any, key: str, tools: Mapping[str, Tool]) -> ToolCall:
+    if not isinstance(body, dict) or not isinstance(body.get("name"), str):
+        raise SchemaError(f'a call must be {{"name": text, "{key}": object}}')
+    name, arguments = body["name"], body.get(key, {})
+    if not isinstance(arguments, dict):
+        raise SchemaError(f"{name}: {key} must be an object, got {type(arguments).__name__}")
+    if name in tools:
         check(arguments, tools[name].parameters, name)
-        return ToolCall(name=name, arguments=arguments)
+    return ToolCall(name=name, arguments=arguments)
+
+
+def unknown_tool(name: str, tools: Mapping[str, Tool]) -> str:
+    return f"unknown tool {name[:60]!r}; there are: {', '.join(sorted(tools))}"
+
+
+def _json(block: str) -> Any:
+    try:
+        return read_json(block)
+    except ValueError as error:
+        raise SchemaError(f"a call must be JSON: {error}") from None
+
+
+def _objects(text: str) -> Iterator[Any]:
+    """JSON objects one after another."""
+    decoder, place = json.JSONDecoder(), 0
+    while place < len(text):
+        if text[place].isspace() or text[place] in ",;":
+            place += 1
+            continue
+        try:
+            _, end = decoder.raw_decode(text, place)
+        except (ValueError, RecursionError) as error:
+            raise SchemaError(f"a call must be JSON: {error}") from None
+        yield _json(text[place:end])
+        place = end
+
+
+def _signatures(tools: Sequence[Tool]) -> list[str]:
+    return [
+        json.dumps({"name": tool.name, "description": tool.description, "parameters": dict(tool.parameters)})
+        for tool in tools
+    ]
 
 
 def _usage(tool: Tool) -> str:
@@ -150,4 +215,6 @@ def _usage(tool: Tool) -> str:
 
 LINE = LineCalls()
 JSON = JsonCalls()
-CALL_FORMATS: Mapping[str, CallFormat] = {"line": LINE, "json": JSON}
+QWEN = JsonCalls(gap="\n")
+LLAMA = BareCalls()
+CALL_FORMATS: Mapping[str, CallFormat] = {"line": LINE, "json": JSON, "qwen": QWEN, "llama": LLAMA}

@@ -21,7 +21,7 @@ from agentrl_jax.rollout.attribution import (
 )
 from agentrl_jax.rollout.budgets import EvidenceRule
 from agentrl_jax.rollout.codec import to_json
-from agentrl_jax.rollout.episode import Act, Ask, Episode, EpisodePlan, Move, Renderer
+from agentrl_jax.rollout.episode import MAX_SEGMENTS, Act, Ask, Episode, EpisodePlan, Move, Renderer, TokenMismatch
 from agentrl_jax.rollout.play import play
 from agentrl_jax.rollout.pool import Pool
 from agentrl_jax.rollout.records import Trajectory
@@ -69,6 +69,7 @@ def collect(
     temperature: float,
     healing: bool = True,
     evidence: EvidenceRule | None = None,
+    max_segments: int = MAX_SEGMENTS,
     alive: Callable[[], None] = lambda: None,
 ) -> Iterator[Trajectory]:
     """Run every episode of `plan` and yield each trajectory as it finishes, failed ones too, with their cause.
@@ -78,7 +79,7 @@ def collect(
     by replay where the environment allows it; no other episode waits. Closing the iterator early kills what runs.
     `alive` is called between moves; what it raises ends the collection there.
     """
-    driver = _Driver(plan, sampler, pool, renderer, max_turn_tokens, temperature, healing, evidence)
+    driver = _Driver(plan, sampler, pool, renderer, max_turn_tokens, temperature, healing, evidence, max_segments)
     try:
         yield from driver.run(alive)
     finally:
@@ -88,10 +89,10 @@ def collect(
 class _Driver:
     def __init__(self, plan: Sequence[EpisodePlan], sampler: Sampler, pool: Pool, renderer: Renderer,
                  max_turn_tokens: int, temperature: float, healing: bool,
-                 evidence: EvidenceRule | None) -> None:  # fmt: skip
+                 evidence: EvidenceRule | None, max_segments: int) -> None:  # fmt: skip
         self.sampler, self.pool, self.renderer = sampler, pool, renderer
         self.max_turn_tokens, self.temperature = max_turn_tokens, temperature
-        self.healing, self.evidence = healing, evidence
+        self.healing, self.evidence, self.max_segments = healing, evidence, max_segments
         self.waiting = deque(_units(plan, sampler.slots, pool.workers))
         self.by_slot: dict[int, _Run] = {}
         self.by_worker: dict[int, _Run] = {}
@@ -148,8 +149,9 @@ class _Driver:
 
     def _start(self, unit: _Unit, worker: int, slot: int, plan: EpisodePlan) -> None:
         episode = Episode(
-            plan, self.pool.spec, self.renderer, max_turn_tokens=self.max_turn_tokens, evidence=self.evidence
-        )
+            plan, self.pool.spec, self.renderer, max_turn_tokens=self.max_turn_tokens, evidence=self.evidence,
+            max_segments=self.max_segments,
+        )  # fmt: skip
         run = _Run(plan=plan, slot=slot, worker=worker, episode=episode, unit=unit)
         self.by_slot[slot] = self.by_worker[worker] = run
         unit.resetting += 1
@@ -190,8 +192,12 @@ class _Driver:
         run.sampling = False
         if run.doom is not None:
             self._fail(run, run.doom)
-        else:
-            self._move(run, run.episode.on_sample(sample))
+            return
+        try:
+            move = run.episode.on_sample(sample)
+        except TokenMismatch as error:  # this episode is lost, and counted; it is never trained on in part
+            return self._lose(run, Failure(kind="garbage", phase="sample", message=str(error)), None)
+        self._move(run, move)
 
     def _move(self, run: _Run, move: Move) -> None:
         if isinstance(move, Ask):

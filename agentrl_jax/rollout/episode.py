@@ -7,7 +7,7 @@ it is `Done`. Tokens are appended as they were sampled or rendered and never enc
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -28,22 +28,24 @@ from agentrl_jax.protocol import (
 )
 from agentrl_jax.rollout.budgets import EvidenceRule, Meter
 from agentrl_jax.rollout.codec import digest, to_json
-from agentrl_jax.rollout.records import GENESIS, Receipt, Step, Trajectory, observation_hash
-from agentrl_jax.rollout.renderers import Rendered
+from agentrl_jax.rollout.parallel import known_only, numbered, with_unknown
+from agentrl_jax.rollout.records import GENESIS, Break, Receipt, Step, Trajectory, observation_hash
+from agentrl_jax.rollout.renderers import Following, Rendered, Said
 from agentrl_jax.rollout.sampling import Sample
 
+MAX_SEGMENTS = 64  # an episode that would open more is stopped: each one reads its whole history anew
 NO_HASH = ""  # in place of the hash of an observation that never came
 
 
 class Renderer(Protocol):
-    """What an episode needs of a renderer; `renderers.ChatRenderer` is one."""
+    """What an episode needs of a renderer: `renderers.ChatRenderer`, `template_renderer.TemplateRenderer`."""
 
     @property
     def end_id(self) -> int: ...
     @property
     def stop_ids(self) -> tuple[int, ...]: ...
     def start(self, messages: tuple[Message, ...]) -> Rendered: ...
-    def bridge(self, closed: bool, messages: tuple[Message, ...]) -> Rendered: ...
+    def follow(self, talk: Sequence[Message | Said], messages: tuple[Message, ...]) -> Following: ...
     def turn(self, item: ToolCall | str) -> tuple[int, ...]: ...
     def parse(self, ids: tuple[int, ...]) -> Action: ...
 
@@ -61,7 +63,7 @@ class EpisodePlan:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """Sample a turn: `ids` are new to the sampler; `fresh` starts its context."""
+    """Sample a turn: `ids` are new to the sampler; `fresh` starts its context, with a new segment too."""
 
     ids: tuple[int, ...]
     fresh: bool
@@ -86,8 +88,18 @@ class Done:
 Move = Ask | Act | Done
 
 
+class TokenMismatch(ValueError):
+    """A sample whose tokens, log-probabilities and versions do not belong together: nothing can be learned from it."""
+
+
 class Episode:
     """The state of one episode and the rules by which it goes on.
+
+    Where the renderer says that the history, rendered anew, is no extension of what was sampled, a new segment opens:
+    the sampler starts a fresh context and the trajectory bears a `Break`. After `max_segments` the episode stops.
+
+    Calls of a turn that name no tool of the environment are answered here, each in its place among the results; the
+    environment is asked to perform the others.
 
     `source` is `POLICY`, or `TEACHER` for turns that were written rather than sampled. Every token the policy (or
     teacher) chose has `action_mask` True and its own log-probability; every other token has False and 0.
@@ -103,11 +115,13 @@ class Episode:
         budget: Budget | None = None,
         source: Source = Source.POLICY,
         evidence: EvidenceRule | None = None,
+        max_segments: int = MAX_SEGMENTS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.plan, self.spec, self.renderer = plan, spec, renderer
-        self.max_turn_tokens, self.source = max_turn_tokens, source
+        self.max_turn_tokens, self.source, self.max_segments = max_turn_tokens, source, max_segments
         self.budget = budget or spec.budget
+        self._known = {tool.name: tool for tool in spec.tools}
         self.meter = Meter(self.budget, spec.tools, evidence=evidence, clock=clock)
         self.turn = 0
         self.stop: StopReason | None = None
@@ -116,7 +130,10 @@ class Episode:
         self._reset_hash = NO_HASH
         self._steps: list[Step] = []
         self._pending: Action | None = None
-        self._closed = True
+        self._asked = Action(text="")  # the last turn's action, with the calls that were kept from the environment
+        self._talk: list[Message | Said] = []
+        self._breaks: list[Break] = []
+        self._retokenized, self._mismatch = 0, False
         self._tokens: list[int] = []
         self._sources: list[int] = []
         self._mask: list[bool] = []
@@ -144,6 +161,7 @@ class Episode:
         """The answer to `reset`: renders the prompt."""
         self._reset_hash = observation_hash(observation)
         rendered = self.renderer.start(observation.content)
+        self._talk.extend(observation.content)
         self._read(rendered)
         self.prompt_length = len(rendered.ids)
         if stop := self._ended(observation, text=False):
@@ -155,10 +173,11 @@ class Episode:
         count = len(sample.ids)
         self._append(sample.ids, [int(self.source)] * count, True, sample.logprobs, sample.versions)
         self.meter.spend_tokens(count)
-        self._closed = count > 0 and sample.ids[-1] == self.renderer.end_id
+        self._talk.append(Said(sample.ids))
         if sample.stop != "stop":
             return self._done(StopReason.TOKEN_CAP)
-        action = self.renderer.parse(sample.ids)
+        self._asked = self.renderer.parse(sample.ids)
+        action = known_only(self._asked, self._known)
         refusal = self.meter.admit(action)
         if refusal is None:
             self.meter.perform(action)
@@ -172,6 +191,7 @@ class Episode:
         """The environment's answer to the pending action."""
         action = self._take()
         self._record(action, observation, wall_ms=wall_ms)
+        observation = with_unknown(self._asked, observation, self._known)
         self.meter.settle(observation)
         text = not action.calls and action.error is None
         if stop := self._ended(observation, text=text):
@@ -211,6 +231,7 @@ class Episode:
             behavior_logprobs=tuple(self._logprobs), policy_versions=tuple(self._versions),
             turn_ids=tuple(self._turns), prompt_length=self.prompt_length, stop=self.stop,
             verdict=verdict, attribution=attribution, receipt=receipt,
+            breaks=tuple(self._breaks), retokenize_mismatch=self._retokenized, token_mismatch=self._mismatch,
         )  # fmt: skip
 
     def _receipt(self, verdict: Verdict | None, attribution: Attribution | None, verifier_version: str,
@@ -232,10 +253,19 @@ class Episode:
     def _next(self, observation: Observation) -> Ask | Done:
         if stop := self.meter.exhausted():
             return self._done(stop)
-        rendered = self.renderer.bridge(self._closed, observation.content)
-        self._read(rendered)
+        messages = numbered(self._asked, observation.content, self.turn)
+        following = self.renderer.follow(self._talk, messages)
+        if following.reason:
+            if len(self._breaks) + 1 >= self.max_segments:
+                return self._done(StopReason.BUDGET)
+            self._breaks.append(
+                Break(start=len(self._tokens), prompt_length=len(following.ids), reason=following.reason)
+            )
+            self._retokenized += following.retokenized
+        self._talk.extend(messages)
+        self._read(Rendered(following.ids, following.sources))
         self.turn += 1
-        return self._ask(rendered.ids, fresh=False)
+        return self._ask(following.ids, fresh=bool(following.reason))
 
     def _ask(self, ids: tuple[int, ...], *, fresh: bool) -> Ask | Done:
         if stop := self.meter.exhausted():
@@ -277,7 +307,10 @@ class Episode:
                 versions: tuple[int, ...]) -> None:  # fmt: skip
         count = len(ids)
         if not len(sources) == len(logprobs) == len(versions) == count:
-            raise ValueError(f"{count} tokens came with {len(logprobs)} log-probabilities and {len(versions)} versions")
+            self._mismatch = True
+            raise TokenMismatch(
+                f"{count} tokens came with {len(logprobs)} log-probabilities and {len(versions)} versions"
+            )
         self._tokens.extend(ids)
         self._sources.extend(sources)
         self._mask.extend([chosen] * count)

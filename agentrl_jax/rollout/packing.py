@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,15 +16,20 @@ _Array = np.ndarray
 
 @dataclass(frozen=True, slots=True)
 class _Branch:
-    """What one trajectory adds to its prompt, up to its last action: whatever came after teaches nothing."""
+    """What one segment of a trajectory adds to its prompt, up to its last action: whatever came after teaches nothing.
+
+    Its tokens are `begin` to `end` of the trajectory's, of which `prompt` are shared with the tree.
+    """
 
     trajectory: Trajectory
     id: int
+    begin: int
+    prompt: int
     end: int
 
     @property
     def size(self) -> int:
-        return self.end - self.trajectory.prompt_length
+        return self.end - self.begin - self.prompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +51,9 @@ def pack(
 
     The id of a trajectory is `index of its group in groups * group_size + member`, N = len(groups) * group_size where a
     token is shared or padding. The prompt of a group is stored once in each tree; a group that exceeds a row becomes
-    several trees, and so do members whose prompts differ. Rows are filled in an order that depends on sizes and ids
-    only, never on the order of `groups`. Credit and weights are 0, to be filled in by the objective.
+    several trees, and so do members whose prompts differ. The segments of a trajectory are branches with its id, side
+    by side in one tree where they begin with the group's prompt and fit a row. Rows are filled in an order that depends
+    on sizes and ids only, never on the order of `groups`. Credit and weights are 0, to be filled in by the objective.
 
     Raises `ValueError` where a trajectory is longer than `width`, a member is not in 0..group_size-1 or is twice there,
     or the trees need more than `rows` rows; the message names the trajectory and the setting.
@@ -83,42 +90,66 @@ def _trees(group: Sequence[Trajectory], index: int, width: int, group_size: int)
                 f"task {trajectory.task.id!r}: member {trajectory.member} is outside 0..{group_size - 1} or there twice"
             )
         seen.add(trajectory.member)
-        end = _last_action(trajectory) + 1
-        if end == 0:
-            continue
-        if end > width:
-            raise ValueError(
-                f"width={width}: task {trajectory.task.id!r} member {trajectory.member} has {end} tokens; "
-                "raise width or lower the token budget"
-            )
-        branch = _Branch(trajectory, index * group_size + trajectory.member, end)
-        by_prompt.setdefault(trajectory.tokens[: trajectory.prompt_length], []).append(branch)
+        for branch in _branches(trajectory, index * group_size + trajectory.member, width):
+            prompt = trajectory.tokens[branch.begin : branch.begin + branch.prompt]
+            by_prompt.setdefault(prompt, []).append(branch)
     return [tree for prompt, branches in by_prompt.items() for tree in _split(len(prompt), branches, width)]
 
 
+def _branches(trajectory: Trajectory, id: int, width: int) -> Iterator[_Branch]:
+    """A branch for each segment that holds an action. One that begins with the trajectory's first prompt shares it."""
+    first = trajectory.tokens[: trajectory.prompt_length]
+    for begin, after_prompt, stop in trajectory.spans:
+        end = _last_action(trajectory, begin, stop) + 1
+        if end == 0:
+            continue
+        if end - begin > width:
+            raise ValueError(
+                f"width={width}: task {trajectory.task.id!r} member {trajectory.member} has {end - begin} tokens; "
+                "raise width or lower the token budget"
+            )
+        shares = trajectory.tokens[begin : begin + len(first)] == first and begin + len(first) <= after_prompt
+        yield _Branch(trajectory, id, begin, len(first) if shares else after_prompt - begin, end)
+
+
 def _split(prompt: int, branches: list[_Branch], width: int) -> list[_Tree]:
-    """The fewest trees by first-fit-decreasing whose prompt and branches fit a row."""
+    """The fewest trees by first-fit-decreasing whose prompt and branches fit a row; a trajectory's stay together."""
     bins: list[list[_Branch]] = []
     sizes: list[int] = []
-    for branch in sorted(branches, key=lambda b: (-b.size, b.trajectory.member)):
+    for unit in sorted(_units(prompt, branches, width), key=lambda u: (-_total(u), u[0].trajectory.member, u[0].begin)):
         for place, size in enumerate(sizes):
-            if size + branch.size <= width:
-                bins[place].append(branch)
-                sizes[place] += branch.size
+            if size + _total(unit) <= width:
+                bins[place].extend(unit)
+                sizes[place] += _total(unit)
                 break
         else:
-            bins.append([branch])
-            sizes.append(prompt + branch.size)
+            bins.append(list(unit))
+            sizes.append(prompt + _total(unit))
     return [
-        _Tree(tuple(sorted(members, key=lambda b: b.trajectory.member)), size)
+        _Tree(tuple(sorted(members, key=lambda b: (b.trajectory.member, b.begin))), size)
         for members, size in zip(bins, sizes, strict=True)
     ]
+
+
+def _units(prompt: int, branches: list[_Branch], width: int) -> Iterator[list[_Branch]]:
+    """The branches of each trajectory together where they fit a row beside their prompt, else one by one."""
+    for _, found in itertools.groupby(branches, key=lambda b: b.id):
+        unit = list(found)
+        if prompt + _total(unit) <= width:
+            yield unit
+        else:
+            yield from ([branch] for branch in unit)
+
+
+def _total(branches: list[_Branch]) -> int:
+    return sum(branch.size for branch in branches)
 
 
 def _place(trees: list[_Tree], width: int) -> list[list[_Tree]]:
     def order(tree: _Tree) -> tuple[object, ...]:
         first = tree.branches[0].trajectory
-        return (-tree.size, first.group, first.task.id, first.member, first.seed, first.tokens)
+        begin = tree.branches[0].begin
+        return (-tree.size, first.group, first.task.id, first.member, first.seed, begin, first.tokens)
 
     rows: list[list[_Tree]] = []
     free: list[int] = []
@@ -134,8 +165,8 @@ def _place(trees: list[_Tree], width: int) -> list[list[_Tree]]:
     return rows
 
 
-def _last_action(trajectory: Trajectory) -> int:
-    for column in range(len(trajectory.action_mask) - 1, -1, -1):
+def _last_action(trajectory: Trajectory, begin: int, stop: int) -> int:
+    for column in range(stop - 1, begin - 1, -1):
         if trajectory.action_mask[column]:
             return column
     return -1
@@ -156,8 +187,8 @@ def _empty(rows: int, width: int, shared: int, pad_id: int) -> TokenBatch:
 
 def _write(batch: TokenBatch, row: int, start: int, tree: _Tree) -> int:
     """Lay the tree depth-first from column `start`; returns the column after it."""
-    first = tree.branches[0].trajectory
-    prompt, stop = first.prompt_length, start + tree.size
+    first = tree.branches[0]
+    prompt, stop = first.prompt, start + tree.size
     _copy(batch, row, start, first, 0, prompt)
     batch.parents[row, start : start + prompt] = np.arange(start - 1, start + prompt - 1, dtype=np.int32)
     batch.parents[row, start] = -1
@@ -165,21 +196,23 @@ def _write(batch: TokenBatch, row: int, start: int, tree: _Tree) -> int:
     column = start + prompt
     for branch in tree.branches:
         after = column + branch.size
-        _copy(batch, row, column, branch.trajectory, prompt, branch.end)
+        _copy(batch, row, column, branch, prompt, prompt + branch.size)
         batch.parents[row, column:after] = np.arange(column - 1, after - 1, dtype=np.int32)
         batch.parents[row, column] = start + prompt - 1
         batch.subtree_ends[row, column:after] = after
         batch.trajectory_ids[row, column:after] = branch.id
-        batch.turn_ids[row, column:after] = branch.trajectory.turn_ids[prompt : branch.end]
+        batch.turn_ids[row, column:after] = branch.trajectory.turn_ids[branch.begin + prompt : branch.end]
         column = after
     return column
 
 
-def _copy(batch: TokenBatch, row: int, column: int, trajectory: Trajectory, begin: int, end: int) -> None:
-    place = slice(column, column + end - begin)
-    batch.tokens[row, place] = trajectory.tokens[begin:end]
-    batch.sources[row, place] = trajectory.sources[begin:end]
-    batch.action_mask[row, place] = trajectory.action_mask[begin:end]
-    batch.behavior_logprobs[row, place] = trajectory.behavior_logprobs[begin:end]
-    batch.policy_versions[row, place] = trajectory.policy_versions[begin:end]
-    batch.positions[row, place] = np.arange(begin, end, dtype=np.int32)
+def _copy(batch: TokenBatch, row: int, column: int, branch: _Branch, start: int, stop: int) -> None:
+    """Tokens `start` to `stop` of the branch's segment, from `column` on."""
+    place, tokens = slice(column, column + stop - start), slice(branch.begin + start, branch.begin + stop)
+    trajectory = branch.trajectory
+    batch.tokens[row, place] = trajectory.tokens[tokens]
+    batch.sources[row, place] = trajectory.sources[tokens]
+    batch.action_mask[row, place] = trajectory.action_mask[tokens]
+    batch.behavior_logprobs[row, place] = trajectory.behavior_logprobs[tokens]
+    batch.policy_versions[row, place] = trajectory.policy_versions[tokens]
+    batch.positions[row, place] = np.arange(start, stop, dtype=np.int32)

@@ -124,12 +124,29 @@ class Receipt(Record):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Break(Record):
+    """Where a trajectory's history stopped being an extension of what was sampled: a new segment starts.
+
+    `start` is the segment's first token; `prompt_length` of its tokens render the history anew. `reason`:
+    `reasoning_stripped`, `rewritten`, `retokenized`.
+    """
+
+    start: int
+    prompt_length: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Trajectory(Record):
-    """The full record of one episode, token by token as it was sampled; nothing is ever re-encoded.
+    """The full record of one episode, token by token as it was sampled; what was sampled is never re-encoded.
 
     The per-token fields have one entry per token. `tokens[:prompt_length]` is the prompt, which the members of a
     group share. A turn id counts assistant turns: an observation bears the id of the turn it answers, and the
     prompt bears 0. Empty tokens mean that the environment never answered `reset`.
+
+    Each of `breaks` starts a segment: a context of its own, whose prompt renders the history anew. The segments stand
+    one after another in the per-token fields, and every sampled token is an action in exactly one of them: where it was
+    sampled. `retokenize_mismatch` counts the sampled turns that a new segment's prompt holds under other ids.
     """
 
     group: int
@@ -147,6 +164,21 @@ class Trajectory(Record):
     verdict: Verdict | None
     attribution: Attribution | None
     receipt: Receipt
+    breaks: tuple[Break, ...] = ()
+    retokenize_mismatch: int = 0
+    token_mismatch: bool = False  # a sample came whose tokens and log-probabilities do not belong together
+
+    @property
+    def segments(self) -> int:
+        """How many contexts it was sampled in: 1, unless the history was rendered anew."""
+        return 1 + len(self.breaks)
+
+    @property
+    def spans(self) -> tuple[tuple[int, int, int], ...]:
+        """(first token, first token after the prompt, first token after the segment) of each segment."""
+        starts = [(0, self.prompt_length), *((cut.start, cut.start + cut.prompt_length) for cut in self.breaks)]
+        ends = [*(cut.start for cut in self.breaks), len(self.tokens)]
+        return tuple((start, prompt, end) for (start, prompt), end in zip(starts, ends, strict=True))
 
     @property
     def unscored(self) -> bool:

@@ -15,6 +15,9 @@ from tokenizers import Tokenizer
 from agentrl_jax.batch import Source
 from agentrl_jax.protocol import Action, Message, Role, Tool, ToolCall
 from agentrl_jax.rollout.calls import LINE, CallFormat
+from agentrl_jax.rollout.vocabulary import Rendered, Span, Vocabulary
+
+__all__ = ["CHATML", "FRAMES", "SOURCES", "TINY", "ChatFrame", "ChatRenderer", "Following", "Rendered", "Said"]
 
 SOURCES: Mapping[Role, Source] = {
     "system": Source.SYSTEM,
@@ -24,11 +27,23 @@ SOURCES: Mapping[Role, Source] = {
 }
 
 
-class Rendered(NamedTuple):
-    """Token ids and who produced each (`Source`), of equal length."""
+class Said(NamedTuple):
+    """An assistant turn as it was sampled, its end token included where that was sampled."""
+
+    ids: tuple[int, ...]
+
+
+class Following(NamedTuple):
+    """What is read after a sampled turn: `ids` continue it, or, where there is a `reason`, they are a whole new prompt.
+
+    `reason` says why the rendered history is no extension of what was sampled: `reasoning_stripped`, `rewritten`.
+    `retokenized` counts the sampled turns whose words are in the new prompt under other ids.
+    """
 
     ids: tuple[int, ...]
     sources: tuple[int, ...]
+    reason: str = ""
+    retokenized: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,8 +84,7 @@ class ChatRenderer:
     `start` gives the prompt, `bridge` what follows a sampled turn, `parse` reads a sampled turn, `turn` writes one as
     a teacher does. `preamble` is a system message put before the environment's own.
 
-    Raises `ValueError` at construction where the tokenizer lacks a control token of the frame, or would read one out
-    of plain text.
+    Raises `ValueError` at construction where the tokenizer lacks a control token of the frame.
     """
 
     def __init__(
@@ -84,38 +98,31 @@ class ChatRenderer:
     ) -> None:
         self.frame, self.calls, self.preamble = frame, calls, preamble
         self.tools: Mapping[str, Tool] = {tool.name: tool for tool in tools}
-        self.tokenizer = Tokenizer.from_str(tokenizer.to_str())  # a copy: the switches below are ours alone
-        self.tokenizer.no_padding()
-        self.tokenizer.no_truncation()
-        self.tokenizer.encode_special_tokens = True
+        self.vocabulary = Vocabulary(tokenizer, (*frame.controls, *frame.stops))
+        self.tokenizer = self.vocabulary.tokenizer
         self._controls = {name: self._control(name) for name in frame.controls}
         self.end_id = self._controls[frame.end]
         optional = (self.tokenizer.token_to_id(name) for name in frame.stops)
         self.stop_ids: tuple[int, ...] = (self.end_id, *(stop for stop in optional if stop is not None))
         self._separator = self.encode(frame.separator)
         self._header = self._open("assistant", "")
-        self._special = frozenset(
-            index for index, token in self.tokenizer.get_added_tokens_decoder().items() if token.special
-        )
 
     @property
     def vocab_size(self) -> int:
-        return self.tokenizer.get_vocab_size(with_added_tokens=True)
+        return self.vocabulary.size
+
+    @property
+    def appends(self) -> bool:
+        """Whether every conversation continues what was sampled."""
+        return True
 
     def encode(self, text: str) -> tuple[int, ...]:
         """Ids of plain text. Text that spells a control token is encoded as the characters it is made of."""
-        if not text:
-            return ()
-        try:
-            encoded = self.tokenizer.encode(text, add_special_tokens=False)
-        except (TypeError, UnicodeError):  # lone surrogates, which no tokenizer takes
-            clean = text.encode("utf-8", "replace").decode("utf-8")
-            encoded = self.tokenizer.encode(clean, add_special_tokens=False)
-        return tuple(encoded.ids)
+        return self.vocabulary.encode(text)
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of `ids` without control tokens, for reading; it is never encoded again."""
-        return self.tokenizer.decode([index for index in ids if index not in self._special], skip_special_tokens=False)
+        return self.vocabulary.decode(ids)
 
     def start(self, messages: Sequence[Message]) -> Rendered:
         """The prompt: preamble, messages and the header of the first assistant turn."""
@@ -131,9 +138,15 @@ class ChatRenderer:
         tail = self._separator if closed else (self.end_id, *self._separator)
         return self._render(tail, messages)
 
+    def follow(self, talk: Sequence[Message | Said], messages: Sequence[Message]) -> Following:
+        """What is read after the sampled turn that ends `talk`: the bridge, whatever came before."""
+        said = talk[-1]
+        assert isinstance(said, Said), "a sampled turn comes last"
+        return Following(*self.bridge(said.ids[-1:] == (self.end_id,), messages))
+
     def turn(self, item: ToolCall | str) -> tuple[int, ...]:
         """The ids a policy would have to sample for this turn, end token included."""
-        return (*self.encode(item if isinstance(item, str) else self.calls.write(item)), self.end_id)
+        return (*self.vocabulary.render(written(self.calls, item)).ids, self.end_id)
 
     def parse(self, ids: Sequence[int]) -> Action:
         """What a sampled turn asks for. Control tokens inside the turn are left out of the text."""
@@ -160,9 +173,15 @@ class ChatRenderer:
         index = self.tokenizer.token_to_id(name)
         if index is None:
             raise ValueError(f"the tokenizer has no token {name!r}, which the frame {self.frame.name!r} needs")
-        if index in self.encode(name):
-            raise ValueError(
-                f"the tokenizer reads {name!r} out of plain text: mark it special in tokenizer.json, "
-                "or any message could forge a turn"
-            )
         return index
+
+
+def written(calls: CallFormat, item: ToolCall | str) -> list[Span]:
+    """A teacher's turn: the tags around a call are control tokens where the vocabulary has them."""
+    source = int(Source.TEACHER)
+    if isinstance(item, str):
+        return [Span(item, source)]
+    text, (opening, closing) = calls.write(item), calls.tags
+    assert text.startswith(opening) and text.endswith(closing)
+    body = text[len(opening) : len(text) - len(closing)]
+    return [Span(opening, source, True), Span(body, source), Span(closing, source, True)]

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from agentrl_jax.protocol import Action, EnvironmentSpec, Message, Observation, Status, Task, Verdict
 
-Phase = Literal["start", "reset", "step", "snapshot", "verify", "close", "idle"]
+Phase = Literal["start", "reset", "step", "snapshot", "verify", "close", "idle", "sample"]
 FailureKind = Literal["timeout", "crash", "exception", "garbage"]
 MAX_FRAME = 64 << 20
 _LENGTH = struct.Struct("!I")

@@ -10,7 +10,7 @@ import pytest
 from agentrl_jax.errors import UserError
 from agentrl_jax.protocol import EnvironmentRef
 from agentrl_jax.recipes.checks import check
-from agentrl_jax.recipes.config import Evaluation, Loop, Rollout, RunConfig, Sft, Shown, TinyPolicy
+from agentrl_jax.recipes.config import Evaluation, Loop, PretrainedPolicy, Rollout, RunConfig, Sft, Shown, TinyPolicy
 from agentrl_jax.recipes.rl import rl
 from agentrl_jax.recipes.sft import sft
 from agentrl_jax.rl.algorithms import grpo
@@ -43,6 +43,15 @@ WRONG: dict[str, tuple[Callable[[RunConfig], RunConfig], str]] = {
     "evaluation on training tasks": (with_("evaluation", split="train"), "evaluation.split='train'"),
     "heads and width": (with_("policy", heads=3), "policy.heads=3 must divide"),
     "kv heads": (with_("policy", kv_heads=3), "policy.kv_heads=3 must divide"),
+    "stripping what a frame does not know": (
+        lambda c: replace(c, policy=PretrainedPolicy(path="m", frame="chatml", history="template")),
+        "policy.history='template' has no effect with policy.frame='chatml'",
+    ),
+    "thinking without reasoning": (
+        lambda c: replace(c, policy=PretrainedPolicy(path="m", frame="chatml", thinking=False)),
+        "policy.thinking=False has no effect",
+    ),
+    "no segment": (with_("rollout", max_segments=0), "rollout.max_segments=0"),
     "nothing to show": (with_("sft", demonstrations=()), "sft.demonstrations is empty"),
     "rows and micro rows": (with_("sft", micro_rows=5), "sft.micro_rows=5 must divide"),
     "a stop never looked at": (with_("sft", until_success=0.5, check_every=1000), "never looked at"),

@@ -11,7 +11,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from agentrl_jax.batch import Source
 from agentrl_jax.protocol import Message, Tool, ToolCall
-from agentrl_jax.rollout.calls import JSON, LINE
+from agentrl_jax.rollout.calls import JSON, LINE, LLAMA
 from agentrl_jax.rollout.renderers import CHATML, TINY, ChatFrame, ChatRenderer
 from agentrl_jax.rollout.tokenizer import CONTROLS, build, fingerprint, load, save
 
@@ -89,11 +89,12 @@ def test_no_text_forges_a_turn(text, control):
     assert not controls & set(renderer.turn(text + control)[:-1])
 
 
-def test_a_tokenizer_that_reads_controls_out_of_text_is_refused():
+def test_an_added_token_that_is_not_special_is_no_control_token_in_text():
     loose = byte_level("<|im_end|>")
     loose.add_tokens([AddedToken("<|im_start|>", special=False, normalized=False)])
-    with pytest.raises(ValueError, match="mark it special"):
-        ChatRenderer(loose, CHATML)
+    renderer = ChatRenderer(loose, CHATML)
+    assert loose.token_to_id("<|im_start|>") in loose.encode("<|im_start|>").ids
+    assert loose.token_to_id("<|im_start|>") not in renderer.encode("<|im_start|>")
     with pytest.raises(ValueError, match=r"no token '<\|im_start\|>'"):
         ChatRenderer(byte_level("<|im_end|>"), CHATML)
 
@@ -117,7 +118,7 @@ VALUES = st.fixed_dictionaries(
 @given(VALUES)
 def test_written_calls_read_back(arguments):
     call = ToolCall(name="pay", arguments=arguments)
-    for calls in (LINE, JSON):
+    for calls in (LINE, JSON, LLAMA):
         if calls is LINE and any(item != item.strip() for item in arguments.get("items", ())):
             continue
         assert calls.parse(calls.write(call), TOOLS).calls == (call,)
@@ -159,7 +160,8 @@ def test_line_errors_name_what_is_wrong(text, words):
         ('<tool_call>{"name": "pay", "arguments": "x"}</tool_call>', "must be an object"),
         ('<tool_call>{"name": "pay", "arguments": {"order": NaN}}</tool_call>', "NaN"),
         ("<tool_call>" + "[" * 100_000 + "</tool_call>", "JSON"),
-        ('<tool_call>{"name": "look"}</tool_call><tool_call>{"name": "?"}</tool_call>', "unknown tool '?'"),
+        ('<tool_call>{"name": "?"}</tool_call>', "unknown tool '?'; there are: look, pay"),
+        ('<tool_call>{"name": "look"}</tool_call><tool_call>{"name": "pay"}</tool_call>', "missing order"),
     ],
 )
 def test_json_errors_name_what_is_wrong(text, words):
@@ -174,10 +176,31 @@ def test_p06_text_and_every_call_of_a_turn_are_kept():
     assert [call.name for call in action.calls] == ["look", "pay"] and action.text == text
 
 
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ('{"name": "pay", "parameters": {"order": 1}}', ["pay"]),
+        (' {"name": "look"}; {"name": "pay", "parameters": {"order": 1}}\n', ["look", "pay"]),
+        ('{"name": "pay", "parameters": {}}', "missing order"),
+        ('{"name": "look"} then', "must be JSON"),
+        ('{"name": "steal"}', "unknown tool 'steal'"),
+        ('{"type": "function", "name": "look", "parameters": []}', "must be an object"),
+        ("{look}", []),
+        ('I would say {"name": "look"}', []),
+    ],
+)
+def test_bare_calls_are_whole_turns(text, found):
+    action = LLAMA.parse(text, TOOLS)
+    if isinstance(found, str):
+        assert found in str(action.error) and not action.calls
+    else:
+        assert [call.name for call in action.calls] == found and action.error is None
+
+
 @given(st.text(max_size=60))
 def test_reading_never_raises(text):
-    for calls in (LINE, JSON):
-        for prefix in ("", "pay ", "pay order=", "<tool_call>"):
+    for calls in (LINE, JSON, LLAMA):
+        for prefix in ("", "pay ", "pay order=", "<tool_call>", '{"name": '):
             calls.parse(prefix + text, TOOLS)
 
 
