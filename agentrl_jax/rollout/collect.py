@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from agentrl_jax.protocol import Action, Attribution, Observation, Verdict
+from agentrl_jax.protocol import Action, Attribution, Cause, Observation, StopReason, Verdict
 from agentrl_jax.rollout.attribution import (
     ReplayEvidence,
     attribute,
@@ -190,8 +190,16 @@ class _Driver:
         run.sampling = False
         if run.doom is not None:
             self._fail(run, run.doom)
+        elif sample.stop == "error":
+            self._unsampled(run, sample.error or "no reason was given")
         else:
             self._move(run, run.episode.on_sample(sample))
+
+    def _unsampled(self, run: _Run, reason: str) -> None:
+        """The sampler gave no turn: nothing the policy did, so the episode leaves the batch."""
+        run.attribution = Attribution(cause=Cause.ENVIRONMENT, evidence=f"the sampler failed: {reason}")
+        run.episode.give_up(StopReason.FAILURE)
+        self._close(run, failed_verdict(run.attribution))
 
     def _move(self, run: _Run, move: Move) -> None:
         if isinstance(move, Ask):
