@@ -44,20 +44,21 @@ class Chat:
         pieces: list[Message | tuple[int, ...]] = [self._read(m, i) for i, m in enumerate(_messages(body))]
         if tools and self.describe_tools:
             pieces = self._described(pieces, tools)
-        ids: tuple[int, ...] = ()
+        ids: list[int] = []
         at = 0
         while True:
             end = next((i for i in range(at, len(pieces)) if isinstance(pieces[i], tuple)), len(pieces))
             between = [piece for piece in pieces[at:end] if isinstance(piece, Message)]
             if at == 0:
-                ids = self.renderer.start(between).ids
+                ids += self.renderer.start(between).ids
             else:
                 ids += self.renderer.bridge(ids[-1] == self.renderer.end_id, between).ids
             if end == len(pieces):
-                return Prompt(ids, {tool.name: tool for tool in tools})
+                return Prompt(tuple(ids), {tool.name: tool for tool in tools})
             sampled = pieces[end]
             assert isinstance(sampled, tuple)
-            ids, at = ids + sampled, end + 1
+            ids += sampled
+            at = end + 1
 
     def message(self, ids: Sequence[int], text: str, tools: Mapping[str, Tool]) -> dict[str, Any]:
         """The assistant message of a sampled turn. A call that cannot be read stays text, as the policy wrote it."""

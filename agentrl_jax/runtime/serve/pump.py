@@ -58,9 +58,8 @@ class Job:
     def report(self, found: Partial | Sample, stop: Stop | None) -> None:
         if len(found.ids) == self._sent and stop is None:
             return
-        ids, logprobs, versions = (x[self._sent :] for x in (found.ids, found.logprobs, found.versions))
-        self._sent = len(found.ids)
-        self.tell(Piece(ids, logprobs, versions, stop))
+        at, self._sent = self._sent, len(found.ids)
+        self.tell(Piece(found.ids[at:], found.logprobs[at:], found.versions[at:], stop))
 
 
 class Pump:
@@ -162,11 +161,12 @@ class Pump:
             self._waiting = deque(job for job in self._waiting if not job.cancelled)
             free = [slot for slot in range(self._sampler.slots) if slot not in self._running or slot in dropped]
             admitted = [(slot, self._waiting.popleft()) for slot in free[: len(self._waiting)]]
+        for order, answer in orders:
+            _obey(order, answer)
         for slot in dropped:
             self._sampler.cancel(slot)
             del self._running[slot]
-        for order, answer in orders:
-            _obey(order, answer)
+        self._running.update(admitted)  # first of all, so that they are told whatever happens now
         self._admit(admitted)
         return True
 
@@ -178,10 +178,10 @@ class Pump:
             try:
                 self._sampler.submit(job.request(slot, leader))
             except ValueError as error:  # a request that cannot be served fails alone
+                del self._running[slot]
                 job.tell(error)
                 continue
             leaders.setdefault(job.ids, slot)
-            self._running[slot] = job
 
     def _report(self, samples: Sequence[Sample]) -> None:
         for sample in samples:

@@ -15,7 +15,7 @@ context, and log-probs always come; in vLLM they come with `logprobs` 0 or 1, wh
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -45,7 +45,7 @@ class Reply:
         choices = [self.choice(index, delta) for index, delta in enumerate(deltas)]
         return self.finished(self.answer.whole(choices, [len(delta.ids) for delta in deltas]))
 
-    async def chunks(self) -> AsyncIterator[Json]:
+    async def chunks(self) -> AsyncGenerator[Json, None]:
         """A chunk a delta that shows something; then the usage, where it was asked for."""
         count = 0
         for first in self.opening():
@@ -145,7 +145,7 @@ class GenerateReply(Reply):
         kept = {name: value for name, value in body.items() if name not in ("id", "object")}
         return {"request_id": self.answer.request_id, **kept, "prompt_logprobs": None, "kv_transfer_params": None}
 
-    async def chunks(self) -> AsyncIterator[Json]:
+    async def chunks(self) -> AsyncGenerator[Json, None]:
         async for chunk in super().chunks():
             yield {"request_id": self.answer.request_id, "choices": chunk["choices"], "usage": chunk.get("usage")}
 
@@ -199,10 +199,12 @@ def generate(service: Service, body: Body) -> GenerateReply:
     settings = replace(settings, logprobs=True, return_token_ids=True)
     prompt = token_ids(body.get("token_ids"), "token_ids", service.chat.vocab_size)
     service.check_length(prompt, "token_ids")
+    answer = Answer(
+        kind="generate", prefix="gen", model=service.name, settings=settings, prompt=prompt, token=service.chat.token
+    )
     request_id = body.get("request_id")
-    named = {"request_id": request_id} if isinstance(request_id, str) and request_id else {}
-    answer = Answer(kind="generate", prefix="gen", model=service.name, settings=settings, prompt=prompt,
-                    token=service.chat.token, **named)  # fmt: skip
+    if isinstance(request_id, str) and request_id:
+        answer = replace(answer, request_id=request_id)
     return GenerateReply(turns=service.begin(prompt, settings, live=False), answer=answer, chunk_kind="generate")
 
 

@@ -303,14 +303,16 @@ def test_reload_publishes_between_dispatches_and_keeps_what_was_sampled(served, 
                            ({"path": str(checkpoint), "policy_version": 1}, "more than the current 1")):  # fmt: skip
             status, answer = post(url, "/v1/weights/reload", bad)
             assert status == 400 and words in answer["error"]["message"]
-        with client_of(url) as client:
-            with chat(
+        with (
+            client_of(url) as client,
+            chat(
                 client, stream=True, seed=2, max_tokens=230, logit_bias={}, extra_body={"return_token_ids": True}
-            ) as stream:
-                chunks = iter(stream)
-                seen = [next(chunks), next(chunks)]
-                assert post(url, "/v1/weights/reload", {"path": str(checkpoint), "policy_version": 9})[0] == 200
-                seen += list(chunks)
+            ) as stream,
+        ):
+            chunks = iter(stream)
+            seen = [next(chunks), next(chunks)]
+            assert post(url, "/v1/weights/reload", {"path": str(checkpoint), "policy_version": 9})[0] == 200
+            seen += list(chunks)
         versions = [v for chunk in seen[1:] for v in chunk.choices[0].policy_versions]
         assert versions == sorted(versions) and versions[0] == 1
         assert client_of(url).models.list().data[0].policy_version == 9
