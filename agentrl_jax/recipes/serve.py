@@ -73,8 +73,8 @@ def from_run(config: RunConfig, directory: Path) -> Served:
 
 
 def is_run(directory: Path) -> bool:
-    """Whether the newest checkpoint of a run can be served from here; a Hugging Face directory holds no config.py."""
-    return (directory / "config.py").is_file() and (directory / "overrides.json").is_file()
+    """Whether this is a run directory: a Hugging Face one holds neither of the two."""
+    return (directory / "overrides.json").is_file() or (directory / "checkpoints").is_dir()
 
 
 def open_service(served: Served, size: EngineSize, *, api_key: str | None = None) -> Service:

@@ -144,6 +144,8 @@ class ExternalSampler:
 
     def close(self) -> None:
         """Give up the turns in flight and close the connections."""
+        for pending in self._pending.values():
+            pending.cancel()
         self._server.close()
 
     def _check(self, request: SampleRequest) -> tuple[int, ...]:
@@ -260,10 +262,7 @@ class _Server:
         return True
 
     async def _end(self) -> None:
-        tasks = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*(asyncio.all_tasks() - {asyncio.current_task()}), return_exceptions=True)
         await self._client.aclose()
 
 
