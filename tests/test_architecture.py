@@ -34,6 +34,7 @@ ALLOWED = {
     "agentrl_envs": {"protocol"},
     "configs": {"protocol", "recipes", "rl", "models", "agentrl_envs"},  # protocol: a config names its environment
 }
+SERVER = ROOT / "agentrl_jax" / "runtime" / "serve"  # the one place for the libraries of the extra "serve"
 ANYONE_MAY_IMPORT = {"errors"}  # the exception whose message is for the user; standard library only
 NO_JAX = ("protocol", "batch", "errors", "rollout", "report", "agentrl_envs")
 # Third-party packages that load JAX when imported, beside JAX itself.
@@ -219,10 +220,12 @@ def test_importing_them_loads_no_jax(chosen):
 
 def test_third_party_imports_are_declared_dependencies():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    declared = {_canonical(re.split(r"[\[<>=!~ ;]", line)[0]) for line in project["dependencies"]} | {"jaxlib"}
+    required = {_canonical(re.split(r"[\[<>=!~ ;]", line)[0]) for line in project["dependencies"]} | {"jaxlib"}
+    optional = {_canonical(line) for line in project["optional-dependencies"]["serve"]}
     distributions = packages_distributions()
     undeclared = []
     for path in SOURCES:
+        declared = required | (optional if SERVER in path.parents else set())
         for imported in imports_of(path):
             top = imported.module.split(".")[0]
             if top in OURS or top in sys.stdlib_module_names:

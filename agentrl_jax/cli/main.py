@@ -1,4 +1,4 @@
-"""`agentrl`: train, evaluate, report, replay, describe, measure. Heavy imports wait until a command needs them."""
+"""`agentrl`: train, evaluate, report, replay, describe, serve, measure. Heavy imports wait for a command."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from agentrl_jax import __version__
-from agentrl_jax.cli import bench
+from agentrl_jax.cli import bench, serve
 from agentrl_jax.errors import UserError
 
 USER_ERROR, DIVERGED, SIGNALLED = 2, 1, 128
@@ -73,6 +73,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     models = command("models", _models, "Fetch a pretrained policy into the local cache.")
     models.add_argument("action", choices=["pull"])
     models.add_argument("name", metavar="NAME", help="such as smollm2-135m")
+    serve.add_arguments(command("serve", _serve, "Serve a checkpoint to clients of the OpenAI API."))
     bench.add_arguments(command("bench", bench.run, "Measure a part of the package, or compile it for a TPU."))
 
     # argparse cannot mix a list of positionals with options; what it leaves over are the overrides.
@@ -108,15 +109,14 @@ def _train(arguments: argparse.Namespace) -> int:
 
 def _evaluate(arguments: argparse.Namespace) -> int:
     run_dir = _existing_run(arguments.run_dir)
-    from agentrl_jax.recipes.directory import source_of
     from agentrl_jax.recipes.train import evaluate_run
 
-    source = source_of(run_dir)
-    replaced = {override.partition("=")[0] for override in arguments.overrides}
-    kept = [override for override in source.overrides if override.partition("=")[0] not in replaced]
-    again = argparse.Namespace(config=source.file, overrides=[*kept, *arguments.overrides])
-    _print_json(evaluate_run(_resolved(again), run_dir))
+    _print_json(evaluate_run(_resolved_run(run_dir, arguments.overrides), run_dir))
     return 0
+
+
+def _serve(arguments: argparse.Namespace) -> int:
+    return serve.run(arguments, _resolved_run)
 
 
 def _report(arguments: argparse.Namespace) -> int:
@@ -177,6 +177,16 @@ def _resolved(arguments: argparse.Namespace) -> Any:
             f"environment {target!r} with options {options}: {type(error).__name__}: {one_line(error)}"
         ) from error
     return config
+
+
+def _resolved_run(run_dir: Path, overrides: Sequence[str] = ()) -> Any:
+    """The config that the run in `run_dir` was started with, `overrides` on top."""
+    from agentrl_jax.recipes.directory import source_of
+
+    source = source_of(run_dir)
+    replaced = {override.partition("=")[0] for override in overrides}
+    kept = [override for override in source.overrides if override.partition("=")[0] not in replaced]
+    return _resolved(argparse.Namespace(config=source.file, overrides=[*kept, *overrides]))
 
 
 def _existing_run(path: str) -> Path:

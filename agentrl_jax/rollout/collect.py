@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from agentrl_jax.protocol import Action, Attribution, Observation, Verdict
+from agentrl_jax.protocol import Action, Attribution, Cause, Observation, StopReason, Verdict
 from agentrl_jax.rollout.attribution import (
     ReplayEvidence,
     attribute,
@@ -193,11 +193,19 @@ class _Driver:
         if run.doom is not None:
             self._fail(run, run.doom)
             return
+        if sample.stop == "error":
+            return self._unsampled(run, sample.error or "no reason was given")
         try:
             move = run.episode.on_sample(sample)
         except TokenMismatch as error:  # this episode is lost, and counted; it is never trained on in part
             return self._lose(run, Failure(kind="garbage", phase="sample", message=str(error)), None)
         self._move(run, move)
+
+    def _unsampled(self, run: _Run, reason: str) -> None:
+        """The sampler gave no turn: nothing the policy did, so the episode leaves the batch."""
+        run.attribution = Attribution(cause=Cause.ENVIRONMENT, evidence=f"the sampler failed: {reason}")
+        run.episode.give_up(StopReason.FAILURE)
+        self._close(run, failed_verdict(run.attribution))
 
     def _move(self, run: _Run, move: Move) -> None:
         if isinstance(move, Ask):

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
-Stop = Literal["stop", "length", "context"]
+Stop = Literal["stop", "length", "context", "error"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +31,8 @@ class SampleRequest:
 class Sample:
     """The tokens of one turn; `logprobs` and `versions` (of the params that sampled) are per token.
 
-    `stop`: a stop id was sampled (it is the last of `ids`), `max_tokens` is reached, or the slot's context is full.
+    `stop`: a stop id was sampled (it is the last of `ids`), `max_tokens` is reached, the slot's context is full, or
+    the sampler failed: then `error` says how, no token came, and the slot holds what it held before the turn.
     """
 
     slot: int
@@ -39,6 +40,15 @@ class Sample:
     logprobs: tuple[float, ...]
     versions: tuple[int, ...]
     stop: Stop
+    error: str | None = None
+
+
+class Partial(NamedTuple):
+    """What a turn has sampled so far: three tuples of one length."""
+
+    ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    versions: tuple[int, ...]
 
 
 class Sampler(Protocol):
@@ -56,3 +66,17 @@ class Sampler(Protocol):
     def busy(self) -> bool: ...
     def submit(self, request: SampleRequest) -> None: ...
     def advance(self) -> list[Sample]: ...
+
+
+class LiveSampler(Sampler, Protocol):
+    """A sampler whose params change between dispatches and whose turns can be looked at and dropped while they run.
+
+    `publish(params, version)` takes effect from the next dispatch on. `peek` gives what a slot's turn has sampled so
+    far; `cancel` makes the slot idle at once, and no `Sample` comes of it.
+    """
+
+    @property
+    def version(self) -> int: ...
+    def publish(self, params: Any, version: int) -> None: ...
+    def peek(self, slot: int) -> Partial: ...
+    def cancel(self, slot: int) -> None: ...

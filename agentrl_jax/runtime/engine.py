@@ -19,7 +19,7 @@ import jax
 import numpy as np
 
 from agentrl_jax.models.llama import LlamaConfig
-from agentrl_jax.rollout.sampling import Sample, SampleRequest, Stop
+from agentrl_jax.rollout.sampling import Partial, Sample, SampleRequest, Stop
 from agentrl_jax.sampler import decode as sampler
 
 
@@ -131,6 +131,19 @@ class Engine:
             self._sample(running)
         finished, self._finished = self._finished, []
         return sorted(finished, key=lambda sample: sample.slot)
+
+    def peek(self, slot: int) -> Partial:
+        """What a running turn has sampled so far; streaming reads it between two calls of `advance`."""
+        state = self._slots[slot]
+        return Partial(tuple(state.ids), tuple(state.logprobs), tuple(state.versions))
+
+    def cancel(self, slot: int) -> None:
+        """Drop the turn of a slot; it is idle at once and no `Sample` comes of it. Nothing happens to an idle one."""
+        for other in self._slots:
+            if other.source == slot:  # it was to copy the prompt that nobody computes now
+                other.source = None
+        self._slots[slot].request = self._slots[slot].source = None
+        self._finished = [sample for sample in self._finished if sample.slot != slot]
 
     def cache_sizes(self) -> dict[str, int]:
         """How often each device function was compiled: 1 each, however long the run."""

@@ -147,6 +147,25 @@ def test_a_slot_has_the_same_bits_whatever_else_happens(engine):
     assert play([0, 5, 6], 4) == {q: everyone[q] for q in (0, 5, 6)}
 
 
+def test_a_cancelled_turn_frees_its_slot_and_changes_no_other(engine):
+    engine.submit(ask(1, range(5, 25), 1))
+    alone = finish(engine)[1]
+    engine.submit(ask(0, range(5, 25), 0))
+    engine.submit(ask(1, range(5, 25), 1, share_with=0))
+    engine.cancel(0)  # before its prompt, which the other was to copy, is computed
+    engine.submit(ask(2, range(5, 25), 2, max_tokens=60))
+    engine.advance()
+    partial = engine.peek(2)
+    assert 0 < len(partial.ids) == len(partial.logprobs) == len(partial.versions)
+    engine.cancel(2)
+    engine.submit(ask(2, [9], 3, max_tokens=1))
+    samples = finish(engine)
+    assert set(samples) == {1, 2} and samples[1].ids == alone.ids and len(samples[2].ids) == 1
+    engine.submit(ask(3, range(96)))
+    engine.cancel(3)
+    assert not engine.busy
+
+
 def test_stops_length_context_and_versions(engine, params):
     engine.submit(ask(0, range(5, 85), max_tokens=50))
     engine.submit(ask(1, [9], max_tokens=1))

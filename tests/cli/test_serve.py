@@ -1,0 +1,129 @@
+"""`agentrl serve`: what it serves, what it refuses, and how it ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from functools import partial
+from pathlib import Path
+
+import jax
+import pytest
+
+from agentrl_jax.cli.main import main
+from agentrl_jax.models import llama
+from agentrl_jax.rollout.tokenizer import build
+from agentrl_jax.runtime import pretrained
+from agentrl_jax.runtime.checkpoint import Checkpoints
+from agentrl_jax.runtime.serve import server
+
+openai = pytest.importorskip("openai", reason="the official client is the test client: pip install openai")
+pytest.importorskip("uvicorn", reason="needs the server's libraries: pip install -e '.[serve]'")
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    path = tmp_path_factory.mktemp("model")
+    tokenizer = build(["one two three"], vocab_size=220)
+    config = llama.LlamaConfig(
+        vocab_size=tokenizer.get_vocab_size(), width=16, layers=1, heads=2, kv_heads=1, head_width=8, mlp_width=32,
+        context=512,
+    )  # fmt: skip
+    pretrained.save(path, config, llama.init(config, jax.random.key(0)), tokenizer)
+    return path
+
+
+def refusal(capsys, *argv) -> str:
+    assert main(["serve", *map(str, argv)]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == "" and captured.err.startswith("agentrl: error: ") and captured.err.count("\n") == 1
+    return captured.err
+
+
+def test_what_cannot_be_served_is_one_line(capsys, checkpoint, monkeypatch, tmp_path):
+    assert "'nowhere'" in refusal(capsys, "nowhere", "--port", 0)
+    assert "--slots 0" in refusal(capsys, checkpoint, "--slots", 0)
+    assert "--context 1:" in refusal(capsys, checkpoint, "--context", 1)
+    assert "at most 512 tokens" in refusal(capsys, checkpoint, "--port", 0, "--context", 1024)
+    with server.listen("127.0.0.1", 0) as taken:
+        line = refusal(capsys, checkpoint, "--port", taken.getsockname()[1])
+    assert "in use" in line and "another --port" in line
+    run = tmp_path / "run"
+    (run / "checkpoints").mkdir(parents=True)
+    assert "no config.py" in refusal(capsys, run, "--port", 0)
+    shutil.copyfile(ROOT / "tests" / "end_to_end" / "small_config.py", run / "config.py")
+    (run / "overrides.json").write_text("[]")
+    assert "no checkpoint to serve yet" in refusal(capsys, run, "--port", 0)
+    assert "--calls json" in refusal(capsys, run, "--port", 0, "--calls", "json")
+    (tmp_path / "bert").mkdir()
+    (tmp_path / "bert" / "config.json").write_text('{"model_type": "bert"}')
+    assert "'bert'" in refusal(capsys, tmp_path / "bert", "--port", 0)
+    monkeypatch.setattr(server.importlib.util, "find_spec", lambda name: None)
+    assert "pip install 'agentrl-jax[serve]'" in refusal(capsys, checkpoint)
+
+
+def test_a_tokenizer_without_a_known_frame_is_refused(capsys, checkpoint, tmp_path):
+    shutil.copytree(checkpoint, tmp_path / "odd")
+    raw = json.loads((tmp_path / "odd" / "tokenizer.json").read_text())
+    raw["added_tokens"] = []
+    raw["model"]["vocab"] = {token.replace("<", "("): index for token, index in raw["model"]["vocab"].items()}
+    raw["model"]["unk_token"] = "(unk>"
+    (tmp_path / "odd" / "tokenizer.json").write_text(json.dumps(raw))
+    line = refusal(capsys, tmp_path / "odd", "--port", 0)
+    assert "tokenizer.json" in line and "<|im_start|>" in line
+
+
+def test_the_newest_checkpoint_of_a_run_is_served_as_it_spoke_in_the_run(tmp_path):
+    sys.path.insert(0, str(ROOT / "tests" / "end_to_end"))
+    import small_config
+
+    from agentrl_jax.recipes import policy as policies
+    from agentrl_jax.recipes.serve import from_run, is_run, loader
+
+    config = small_config.config()
+    policy = policies.describe(config, config.environment.load())
+    checkpoints = Checkpoints(tmp_path / "checkpoints", keep=2)
+    for number in (1, 2):
+        params = jax.jit(partial(llama.init, policy.model))(jax.random.key(number))
+        checkpoints.save(number, {"params": params, "step": jax.numpy.int32(number)}, {"stage": "rl"})
+    checkpoints.close()
+    assert is_run(tmp_path)
+    served = from_run(config, tmp_path)
+    assert served.name == "small" and served.model == policy.model and not served.chat.describe_tools
+    jax.tree.map(lambda x, y: (x == y).all() or pytest.fail("another checkpoint"), served.params, params)
+    assert served.chat.renderer.frame.name == "tiny"
+    (tmp_path / "overrides.json").touch()
+    reloaded = loader(served.model)(str(tmp_path))
+    assert (reloaded["final_norm"] == params["final_norm"]).all()
+
+
+def test_a_real_process_answers_and_ends_cleanly_on_sigterm(checkpoint):
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "envs")])}
+    command = [sys.executable, "-W", "error", "-m", "agentrl_jax.cli.main", "serve", str(checkpoint), "--port", "0",
+               "--name", "mine", "--slots", "2", "--drain-seconds", "2"]  # fmt: skip
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+    ) as process:
+        watchdog = threading.Timer(200, process.kill)
+        watchdog.start()
+        try:
+            lines = [process.stdout.readline().split() for _ in range(2)]
+            assert lines[0] == ["serving", "mine"] and lines[1][0] == "base_url", process.stderr.read()
+            with openai.OpenAI(base_url=lines[1][1], api_key="none", max_retries=0) as client:
+                answer = client.completions.create(model="mine", prompt="one two", max_tokens=4)
+                assert answer.usage.completion_tokens >= 1
+                started = time.monotonic()
+                process.send_signal(signal.SIGTERM)
+                assert process.wait(60) == 0
+            assert time.monotonic() - started < 30
+            assert process.stderr.read() == "" and process.stdout.read() == ""
+        finally:
+            watchdog.cancel()
+            process.kill()
