@@ -70,7 +70,7 @@ def build(where: str, **fields: Any) -> DecoderConfig:
 
 
 def rope(raw: Mapping[str, Any], where: str, theta: float = 10000.0) -> tuple[float, RopeScaling | None]:
-    """Rotary base and scaling of a config.json, in the words of transformers 4 (rope_scaling) or 5 (rope_parameters)."""
+    """Rotary base and scaling, in the words of transformers 4 (rope_scaling) or of 5 (rope_parameters)."""
     found = {**(raw.get("rope_scaling") or {}), **(raw.get("rope_parameters") or {})}
     theta = float(found.get("rope_theta") or raw.get("rope_theta") or theta)
     return theta, rope_scaling(found, int(raw.get("max_position_embeddings") or 0), where)

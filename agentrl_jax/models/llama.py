@@ -11,7 +11,14 @@ from typing import Any
 from agentrl_jax.models import huggingface
 from agentrl_jax.models.config import DecoderConfig
 from agentrl_jax.models.decoder import (
-    Params, hidden, init, logical_axes, param_count, shapes, unembedding, unstack,
+    Params,
+    hidden,
+    init,
+    logical_axes,
+    param_count,
+    shapes,
+    unembedding,
+    unstack,
 )  # fmt: skip
 from agentrl_jax.models.tensors import Tensor
 
