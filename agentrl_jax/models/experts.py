@@ -46,7 +46,8 @@ def _dense(
     p: dict[str, jax.Array], x: jax.Array, weights: jax.Array, chosen: jax.Array, activation: Activation
 ) -> jax.Array:
     experts = jnp.arange(p["down"].shape[0], dtype=chosen.dtype)
-    share = jnp.sum(weights[..., None] * (chosen[..., None] == experts[None, None]), axis=1)  # f32[N, E]
+    hit = chosen[..., None] == experts[None, None]
+    share = jnp.sum(jnp.where(hit, weights[..., None], 0.0), axis=1)  # f32[N, E]
     if "gate_up" in p:
         gate, up = jnp.split(jnp.einsum("nd,edf->enf", x, p["gate_up"]), 2, axis=-1)
     else:

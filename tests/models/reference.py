@@ -36,7 +36,7 @@ def reference(case, directory):
     loss = -scored.gather(2, tokens[:, 1:, None]).mean()
     loss.backward()
     grads = {name: p.grad.numpy() for name, p in model.named_parameters()}
-    return logits.detach().numpy(), float(loss), dict(_separate(grads))
+    return logits.detach().numpy(), loss.item(), dict(_separate(grads))
 
 
 def _separate(grads):
