@@ -25,7 +25,7 @@ RULES: Rules = {
     "heads": "tensor",
     "kv_heads": "tensor",
     "mlp": "tensor",
-    "expert": "expert",
+    "experts": "expert",
     "layers": None,
 }
 

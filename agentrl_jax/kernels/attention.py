@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,13 +15,17 @@ _SMALLEST_BLOCK, _LARGEST_BLOCK, _BLOCKS = 128, 1024, 8
 _MASKED = -1e30  # finite: no row of scores and no gradient is ever NaN
 
 
-def forest_attention(q: Array, k: Array, v: Array, subtree_ends: Array, *, scale: float) -> Array:
+def forest_attention(
+    q: Array, k: Array, v: Array, subtree_ends: Array, *, scale: float,
+    positions: Array | None = None, window: Array | int | None = None, soft_cap: float | None = None,
+) -> Array:  # fmt: skip
     """Softmax attention in which a token reads exactly its ancestors and itself.
 
-    `out[i] = sum_j softmax_j(scale * q[i].k[j]) v[j]` over the j with `j <= i < subtree_ends[j]`.
-    Query head h reads key head `h // (H / J)` (grouped queries). Scores and softmax are f32. The
-    backward pass recomputes the probabilities from their log-normalisers, so that only the inputs
-    and the output are kept between the passes, never [T, T].
+    `out[i] = sum_j softmax_j(cap(scale * q[i].k[j])) v[j]` over the j with `j <= i < subtree_ends[j]`
+    and, with a window, `positions[i] - positions[j] < window`; `cap(s) = soft_cap * tanh(s / soft_cap)`,
+    or s without a soft cap. Query head h reads key head `h // (H / J)` (grouped queries). Scores and
+    softmax are f32. The backward pass recomputes the probabilities from their log-normalisers, so that
+    only the inputs and the output are kept between the passes, never [T, T].
 
     A padding token (`subtree_ends[i] == i`) reads itself alone: its output and its gradient are
     finite, and nothing reads it.
@@ -31,22 +36,48 @@ def forest_attention(q: Array, k: Array, v: Array, subtree_ends: Array, *, scale
       v: [B, T, J, C] values.
       subtree_ends: i32[B, T] first column after each token's subtree.
       scale: what the scores are multiplied by, usually `C ** -0.5`.
+      positions: i32[B, T] distances from the root; a window needs them.
+      window: i32 scalar, at least 1, traced or not: how many positions a token reads back, itself included.
+      soft_cap: bound of the scores, or None.
 
     Returns:
       [B, T, H, C] in the dtype of `v`.
 
     Raises:
-      ValueError: the shapes do not fit together.
+      ValueError: the shapes do not fit together, or a window comes without positions.
 
     Grouped queries: Ainslie et al. 2023 (https://arxiv.org/abs/2305.13245); recomputation from
     log-normalisers: Dao et al. 2022 (https://arxiv.org/abs/2205.14135).
     """
     _check(q, k, v, subtree_ends)
+    if window is not None and (positions is None or positions.shape != subtree_ends.shape):
+        found = None if positions is None else positions.shape
+        raise ValueError(f"forest_attention: positions: a window needs {subtree_ends.shape}, got {found}")
+    if soft_cap is not None and not soft_cap > 0:
+        raise ValueError(f"forest_attention: soft_cap: expected a number above 0 or None, got {soft_cap}")
+    reach = Reach(subtree_ends) if window is None else Reach(subtree_ends, positions, jnp.asarray(window, jnp.int32))
     rows, length, heads, width = q.shape
     groups = k.shape[2]
     grouped = q.reshape(rows, length, groups, heads // groups, width).transpose(0, 2, 3, 1, 4)
-    out = _attention(grouped, k.transpose(0, 2, 1, 3), v.transpose(0, 2, 1, 3), subtree_ends, scale)
+    out = _attention(grouped, k.transpose(0, 2, 1, 3), v.transpose(0, 2, 1, 3), reach, scale, soft_cap)
     return jnp.transpose(out, (0, 3, 1, 2, 4)).reshape(rows, length, heads, width)
+
+
+class Reach(NamedTuple):
+    """What decides which columns a token reads."""
+
+    subtree_ends: Array  # i32[B, T]
+    positions: Array | None = None  # i32[B, T]
+    window: Array | None = None  # i32[]
+
+
+def _readable(reach: Reach, start: int, stop: int) -> Array:
+    """`readable`, cut to the window where there is one."""
+    mask = readable(reach.subtree_ends, start, stop)
+    if reach.positions is None or reach.window is None:
+        return mask
+    back = reach.positions[:, start:stop, None] - reach.positions[:, None, :stop]
+    return mask & (back < reach.window)
 
 
 def readable(subtree_ends: Array, start: int, stop: int) -> Array:
@@ -63,15 +94,17 @@ def readable(subtree_ends: Array, start: int, stop: int) -> Array:
 # Inside, heads come first: q [B, J, R, T, C] with R = H / J, k and v [B, J, T, C].
 
 
-def _primal(q: Array, k: Array, v: Array, subtree_ends: Array, scale: float) -> Array:
-    return _forward(q, k, v, subtree_ends, scale)[0]
+def _primal(q: Array, k: Array, v: Array, reach: Reach, scale: float, soft_cap: float | None) -> Array:
+    return _forward(q, k, v, reach, scale, soft_cap)[0]
 
 
-def _forward(q: Array, k: Array, v: Array, subtree_ends: Array, scale: float) -> tuple[Array, tuple[Array, ...]]:
+def _forward(
+    q: Array, k: Array, v: Array, reach: Reach, scale: float, soft_cap: float | None
+) -> tuple[Array, tuple[Any, ...]]:
     outs, normalizers = [], []
     for start, stop in _blocks(q.shape[3]):
-        scores = _scores(q[..., start:stop, :], k[:, :, :stop], scale)
-        scores = jnp.where(readable(subtree_ends, start, stop)[:, None, None], scores, _MASKED)
+        scores = _cap(_scores(q[..., start:stop, :], k[:, :, :stop], scale), soft_cap)
+        scores = jnp.where(_readable(reach, start, stop)[:, None, None], scores, _MASKED)
         highest = jnp.max(scores, axis=-1, keepdims=True)
         unnormalized = jnp.exp(scores - highest)
         total = jnp.sum(unnormalized, axis=-1, keepdims=True)
@@ -79,30 +112,37 @@ def _forward(q: Array, k: Array, v: Array, subtree_ends: Array, scale: float) ->
         outs.append(out.astype(v.dtype))
         normalizers.append(highest + jnp.log(total))
     out = jnp.concatenate(outs, axis=3)
-    return out, (q, k, v, subtree_ends, out, jnp.concatenate(normalizers, axis=3))
+    return out, (q, k, v, reach, out, jnp.concatenate(normalizers, axis=3))
 
 
-def _backward(scale: float, kept: tuple[Array, ...], gradient: Array) -> tuple[Array, Array, Array, None]:
-    q, k, v, subtree_ends, out, normalizers = kept
+def _backward(
+    scale: float, soft_cap: float | None, kept: tuple[Any, ...], gradient: Array
+) -> tuple[Array, Array, Array, None]:
+    q, k, v, reach, out, normalizers = kept
     inner = jnp.sum(gradient.astype(jnp.float32) * out.astype(jnp.float32), axis=-1, keepdims=True)
     dk, dv = jnp.zeros(k.shape, jnp.float32), jnp.zeros(v.shape, jnp.float32)
     dq = []
     for start, stop in _blocks(q.shape[3]):
         queries, wanted = q[..., start:stop, :], gradient[..., start:stop, :]
-        scores = _scores(queries, k[:, :, :stop], scale)
-        mask = readable(subtree_ends, start, stop)[:, None, None]
+        scores = _cap(_scores(queries, k[:, :, :stop], scale), soft_cap)
+        mask = _readable(reach, start, stop)[:, None, None]
         # Masked before the exponential: a forbidden score may lie far above its row's log-normaliser.
         probabilities = jnp.exp(jnp.where(mask, scores - normalizers[..., start:stop, :], _MASKED))
         toward = _scores(wanted, v[:, :, :stop], 1.0) - inner[..., start:stop, :]
-        dscores = (probabilities * toward * scale).astype(q.dtype)
+        slope = scale if soft_cap is None else scale * (1.0 - jnp.square(scores * (1.0 / soft_cap)))
+        dscores = (probabilities * toward * slope).astype(q.dtype)
         dv = dv.at[:, :, :stop].add(_pool(probabilities.astype(v.dtype), wanted))
         dk = dk.at[:, :, :stop].add(_pool(dscores, queries))
         dq.append(_mix(dscores, k[:, :, :stop]).astype(q.dtype))
     return jnp.concatenate(dq, axis=3), dk.astype(k.dtype), dv.astype(v.dtype), None
 
 
-_attention = jax.custom_vjp(_primal, nondiff_argnums=(4,))
+_attention = jax.custom_vjp(_primal, nondiff_argnums=(4, 5))
 _attention.defvjp(_forward, _backward)
+
+
+def _cap(scores: Array, soft_cap: float | None) -> Array:
+    return scores if soft_cap is None else soft_cap * jnp.tanh(scores * (1.0 / soft_cap))
 
 
 def _scores(q: Array, k: Array, scale: float) -> Array:

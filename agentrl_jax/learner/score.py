@@ -27,6 +27,7 @@ class Scorer(NamedTuple):
     unembedding: UnembeddingFn
     temperature: float = 1.0  # the sampler's; see `kernels.logprobs.token_logprobs`
     chunk: int = 1024  # tokens projected to the vocabulary at once
+    soft_cap: float | None = None  # bound of the logits, where the model has one
 
     def logprobs(self, params: Any, batch: TokenBatch, *, entropy: bool = False) -> tuple[Array, Array | None]:
         """`log pi(tokens[b, t] | ancestors of t)` f32[B, T], and entropies f32[B, T] or None; 0 off actions."""
@@ -48,7 +49,8 @@ class Scorer(NamedTuple):
         return hidden, self.unembedding(params), batch.tokens, batch.parents, batch.action_mask
 
     def _settings(self, entropy: bool) -> dict[str, Any]:
-        return {"temperature": self.temperature, "chunk": self.chunk, "entropy": entropy}
+        head = {"temperature": self.temperature, "soft_cap": self.soft_cap, "chunk": self.chunk}
+        return {**head, "entropy": entropy}
 
 
 class Score:

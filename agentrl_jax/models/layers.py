@@ -1,36 +1,113 @@
-"""The arithmetic that decoder families share; the training forward and the sampler both call it."""
+"""The arithmetic of one decoder layer, for every family, once: the training forward and the sampler both call it.
+
+What differs between the two comes in from outside: `attend` (forest rows, or a cache), and the layout of the
+parameters, which may be separate (`config.layer_parameters`) or fused for decoding (`decoder.unstack`).
+"""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from agentrl_jax.models.config import DecoderConfig
+from agentrl_jax.models.experts import mixture
+from agentrl_jax.models.rotary import Rotation, rotate
 
-def rms_norm(x: jax.Array, scale: jax.Array, eps: float) -> jax.Array:
-    """Root-mean-square normalisation in f32: x / sqrt(mean(x^2) + eps) * scale, over the last axis.
+# (q [B, T, H, C], k [B, T, J, C], v [B, T, J, C]) -> (attended [B, T, H, C], whatever it carries on)
+Attend = Callable[[jax.Array, jax.Array, jax.Array], tuple[jax.Array, Any]]
+
+
+def layer(
+    config: DecoderConfig, p: dict[str, jax.Array], x: jax.Array, rotation: Rotation, attend: Attend,
+    *, fixed_places: bool = False,
+) -> tuple[jax.Array, Any]:  # fmt: skip
+    """One layer: x [B, T, D] -> (x, what `attend` carried on). `p` in the dtype of x.
+
+    `x + attention(norm(x))`, then `x + mlp(norm(x))`; with `post_norms` both terms are normalised once more.
+    `fixed_places`: a token's numbers may not depend on the other tokens, to the bit (see `experts.mixture`).
+    """
+    q, k, v = _query_key_value(config, p, norm(config, x, p["attention_norm"]))
+    attended, carried = attend(rotate(q, rotation), rotate(k, rotation), v)
+    x = x + _post(config, _out(p, attended.astype(x.dtype)), p, "attention_post_norm")
+    y = norm(config, x, p["mlp_norm"])
+    if config.experts:
+        y = mixture(config, p, y, activation(config), fixed_places=fixed_places)
+    else:
+        y = _mlp(config, p, y)
+    return x + _post(config, y, p, "mlp_post_norm"), carried
+
+
+def embed(config: DecoderConfig, table: jax.Array, tokens: jax.Array) -> jax.Array:
+    """Rows of the embedding [V, D] in the compute dtype, times sqrt(D) where the family does so. -> [..., D]."""
+    x = table[tokens].astype(jnp.dtype(config.compute_dtype))
+    return x * jnp.asarray(config.width**0.5, x.dtype) if config.embedding_scale else x
+
+
+def norm(config: DecoderConfig, x: jax.Array, scale: jax.Array) -> jax.Array:
+    """`rms_norm` as the family has it: times `scale`, or times 1 + `scale`."""
+    return rms_norm(x, scale, config.norm_eps, offset=1.0 if config.norm_offset else 0.0)
+
+
+def rms_norm(x: jax.Array, scale: jax.Array, eps: float, offset: float = 0.0) -> jax.Array:
+    """Root-mean-square normalisation in f32: x / sqrt(mean(x^2) + eps) * (offset + scale), over the last axis.
 
     x [..., D], scale [D]; the result has x's dtype. Zhang & Sennrich 2019, arXiv:1910.07467.
     """
     wide = x.astype(jnp.float32)
     wide = wide * jax.lax.rsqrt(jnp.mean(jnp.square(wide), axis=-1, keepdims=True) + eps)
     gain = scale.astype(jnp.float32).reshape((1,) * (x.ndim - 1) + scale.shape)
-    return (wide * gain).astype(x.dtype)
+    return (wide * (gain + offset if offset else gain)).astype(x.dtype)
 
 
-def rope(x: jax.Array, positions: jax.Array, theta: float) -> jax.Array:
-    """Rotary position embedding, halves convention: channel c pairs with c + C/2 at frequency theta^(-2c/C).
-
-    x [..., H, C], positions i32[...]; angles and rotation in f32. Su et al. 2021, arXiv:2104.09864.
-    """
-    half = x.shape[-1] // 2
-    frequency = theta ** (-jnp.arange(half, dtype=jnp.float32) / half)
-    angle = positions.astype(jnp.float32)[..., None, None] * frequency.reshape((1,) * (positions.ndim + 1) + (half,))
-    cos, sin = jnp.cos(angle), jnp.sin(angle)
-    first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
-    turned = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
-    return turned.astype(x.dtype)
+def activation(config: DecoderConfig) -> Callable[[jax.Array], jax.Array]:
+    """What the gate of an MLP goes through. Shazeer 2020, arXiv:2002.05202."""
+    return jax.nn.silu if config.activation == "silu" else _gelu_tanh
 
 
-def swiglu(gate: jax.Array, up: jax.Array) -> jax.Array:
-    """silu(gate) * up. Shazeer 2020, arXiv:2002.05202."""
-    return jax.nn.silu(gate) * up
+def soft_cap(logits: jax.Array, cap: float | None) -> jax.Array:
+    """cap * tanh(logits / cap), or the logits themselves."""
+    return logits if cap is None else cap * jnp.tanh(logits * (1.0 / cap))
+
+
+def _gelu_tanh(x: jax.Array) -> jax.Array:
+    return jax.nn.gelu(x, approximate=True)
+
+
+def _query_key_value(
+    config: DecoderConfig, p: dict[str, jax.Array], y: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    h, j, c = config.heads, config.kv_heads, config.head_width
+    if "qkv" in p:
+        fused = _plus(y @ p["qkv"], p.get("qkv_bias"))
+        fused = fused.reshape(*y.shape[:-1], h + 2 * j, c)
+        q, k, v = fused[..., :h, :], fused[..., h : h + j, :], fused[..., h + j :, :]
+    else:
+        q, k, v = (
+            _plus(jnp.einsum("btd,dhc->bthc", y, p[name]), p.get(f"{name}_bias")) for name in ("query", "key", "value")
+        )
+    if config.qk_norm:
+        q, k = norm(config, q, p["query_norm"]), norm(config, k, p["key_norm"])
+    return q, k, v
+
+
+def _out(p: dict[str, jax.Array], attended: jax.Array) -> jax.Array:
+    weight = p["out"]
+    if weight.ndim == 3:
+        return _plus(jnp.einsum("bthc,hcd->btd", attended, weight), p.get("out_bias"))
+    return _plus(attended.reshape(*attended.shape[:-2], -1) @ weight, p.get("out_bias"))
+
+
+def _mlp(config: DecoderConfig, p: dict[str, jax.Array], y: jax.Array) -> jax.Array:
+    gate, up = jnp.split(y @ p["gate_up"], 2, axis=-1) if "gate_up" in p else (y @ p["gate"], y @ p["up"])
+    return (activation(config)(gate) * up) @ p["down"]
+
+
+def _post(config: DecoderConfig, y: jax.Array, p: dict[str, jax.Array], name: str) -> jax.Array:
+    return norm(config, y, p[name]) if config.post_norms else y
+
+
+def _plus(x: jax.Array, bias: jax.Array | None) -> jax.Array:
+    return x if bias is None else x + bias.reshape((1,) * (x.ndim - bias.ndim) + bias.shape)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+import typing
 
 from agentrl_jax.errors import UserError
 from agentrl_jax.protocol import Suite
-from agentrl_jax.recipes.config import Loop, PretrainedPolicy, RunConfig, Sft, TinyPolicy, stage_name
+from agentrl_jax.recipes.config import Loop, PretrainedPolicy, Remat, RunConfig, Sft, TinyPolicy, stage_name
 from agentrl_jax.rollout.renderers import FRAMES
 
 _COUNTS = {  # smallest whole number that makes sense
@@ -44,6 +45,8 @@ def check(config: RunConfig) -> RunConfig:
         if not present and name in names:
             raise UserError(f"stages: '{name}' needs the section {section}=..., which is None")
     _require(len(set(names)) == len(names), f"stages={names}: a name comes twice; resume could not tell them apart")
+    remats = typing.get_args(Remat)
+    _require(config.remat in (True, False, *remats), f"remat={config.remat!r}: expected one of {', '.join(remats)}")
     _check_bounds(config)
     _check_rollout(config)
     if config.sft is not None:

@@ -17,6 +17,8 @@ from agentrl_jax.rl.types import Reward
 
 Stage = Callable[[Any], None]  # takes the run, recipes.run.Run
 
+Remat = Literal["none", "full", "dots_saveable", "dots_with_no_batch_dims_saveable"]  # see `models.decoder.hidden`
+
 
 @dataclass(frozen=True, kw_only=True)
 class TinyPolicy:
@@ -151,7 +153,8 @@ class RunConfig:
     loop: Loop | None = None
     evaluation: Evaluation = field(default_factory=Evaluation)
     checkpoints: Checkpoints = field(default_factory=Checkpoints)
-    remat: bool = False  # recompute layers in the backward pass: less memory, a third more work
+    # What the backward pass recomputes of each layer: less memory, up to a third more work. True is full.
+    remat: bool | Remat = False
     logprob_chunk: int = 2048  # tokens projected to the vocabulary at once
     runs: str = "runs"
 

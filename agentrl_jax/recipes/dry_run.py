@@ -50,7 +50,7 @@ def estimated_memory(config: RunConfig, model: llama.LlamaConfig, parameters: in
     cache = 2 * model.layers * r.slots * r.context * model.kv_heads * model.head_width * _BYTES
     shapes = [(s.micro_rows, s.width) for s in (config.sft, config.loop) if s is not None]
     per_layer = 6 * model.width + 3 * model.mlp_width
-    layers = 1 if config.remat else model.layers
+    layers = 1 if config.remat in (True, "full") else model.layers
     activations = max(
         (
             rows * width * (layers * per_layer + model.layers * model.width + model.heads * width * 2 * layers) * _BYTES

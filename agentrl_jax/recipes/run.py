@@ -87,6 +87,7 @@ class Run:
             lambda params: llama.unembedding(model, params),
             temperature=self.config.rollout.temperature,
             chunk=self.config.logprob_chunk,
+            soft_cap=model.final_soft_cap,
         )
 
     # -- sampling ----------------------------------------------------------------------------------------------

@@ -39,15 +39,17 @@ def copy(caches: Any, source: jax.Array, length: jax.Array) -> Any:
 
 
 def attend(
-    q: jax.Array, keys: jax.Array, values: jax.Array, rows: jax.Array | None, positions: jax.Array, blocks: jax.Array
-) -> jax.Array:
+    q: jax.Array, keys: jax.Array, values: jax.Array, rows: jax.Array | None, positions: jax.Array, blocks: jax.Array,
+    *, scale: float, window: jax.Array | None = None, soft_cap: float | None = None,
+) -> jax.Array:  # fmt: skip
     """Attention of q [R, S, H, C] at positions i32[R, S] over what slots `rows` (None: all, R = Q) hold up to there.
 
-    softmax(q . k / sqrt(C)) v in f32, grouped queries; `blocks` i32[]: how many blocks to walk. -> f32[R, S, H, C].
+    softmax(cap(scale * q . k)) v in f32, grouped queries; `blocks` i32[]: how many blocks to walk; `window` i32[]:
+    positions that a token reads back, itself included; `soft_cap` bounds the scores. -> f32[R, S, H, C].
     """
     r, s, h, c = q.shape
     j = keys.shape[2]
-    grouped = (q.astype(jnp.float32) * c**-0.5).reshape(r, s, j, h // j, c).transpose(0, 2, 3, 1, 4)
+    grouped = (q.astype(jnp.float32) * scale).reshape(r, s, j, h // j, c).transpose(0, 2, 3, 1, 4)
     grouped = grouped.reshape(r, j, (h // j) * s, c)
     limit = jnp.tile(positions, (1, h // j))[:, None, :, None]  # [R, 1, G * S, 1]
     column = jnp.arange(BLOCK, dtype=jnp.int32)[None, None, None]
@@ -55,8 +57,12 @@ def attend(
     def block(index: jax.Array, carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
         peak, total, out = carry
         k, v = (_block(cache, index, rows).astype(jnp.float32) for cache in (keys, values))
-        seen = column + index * BLOCK <= limit
-        scores = jnp.where(seen, jnp.einsum("rjsc,rjtc->rjst", grouped, k), _NEGATIVE)
+        at = column + index * BLOCK
+        seen = at <= limit if window is None else (at <= limit) & (limit - at < window)
+        scores = jnp.einsum("rjsc,rjtc->rjst", grouped, k)
+        if soft_cap is not None:
+            scores = soft_cap * jnp.tanh(scores * (1.0 / soft_cap))
+        scores = jnp.where(seen, scores, _NEGATIVE)
         higher = jnp.maximum(peak, jnp.max(scores, axis=-1))
         mass = jnp.where(seen, jnp.exp(scores - higher[..., None]), 0.0)
         shrink = jnp.exp(peak - higher)

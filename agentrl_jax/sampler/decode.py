@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from agentrl_jax.models.layers import rms_norm, rope, swiglu
-from agentrl_jax.models.llama import LlamaConfig, unembedding
+from agentrl_jax.models import layers, rotary
+from agentrl_jax.models.decoder import DecoderConfig, unembedding
 from agentrl_jax.sampler import cache
 from agentrl_jax.sampler.select import choose
 
@@ -33,7 +33,7 @@ class Slots(NamedTuple):
     temperature: jax.Array  # f32[Q]
 
 
-def allocate(config: LlamaConfig, slots: int, context: int) -> Slots:
+def allocate(config: DecoderConfig, slots: int, context: int) -> Slots:
     """Empty, inactive slots of `context` positions."""
     dtype = jnp.dtype(config.compute_dtype)
 
@@ -51,7 +51,7 @@ def allocate(config: LlamaConfig, slots: int, context: int) -> Slots:
 
 
 def prefill(
-    config: LlamaConfig, params: Any, slots: Slots, rows: jax.Array, tokens: jax.Array, counts: jax.Array
+    config: DecoderConfig, params: Any, slots: Slots, rows: jax.Array, tokens: jax.Array, counts: jax.Array
 ) -> Slots:
     """Append tokens i32[R, S] (the first counts i32[R] of each row) to the caches of slots rows i32[R].
 
@@ -81,7 +81,7 @@ class _State(NamedTuple):
 
 
 def decode(
-    config: LlamaConfig, params: Any, slots: Slots, steps: int, stop_ids: tuple[int, ...]
+    config: DecoderConfig, params: Any, slots: Slots, steps: int, stop_ids: tuple[int, ...]
 ) -> tuple[Slots, jax.Array, jax.Array, jax.Array]:
     """Up to `steps` tokens for every active slot -> (slots, tokens i32[M, Q], logprobs f32[M, Q], emitted bool[M, Q]).
 
@@ -100,8 +100,9 @@ def decode(
         x, keys, values = _forward(
             config, params, slots, slots.last[:, None], slots.lengths[:, None], active[:, None], None
         )
-        x = rms_norm(x[:, 0], params["final_norm"], config.norm_eps)
+        x = layers.norm(config, x[:, 0], params["final_norm"])
         logits = jnp.einsum("qd,vd->qv", x, head, preferred_element_type=jnp.float32)
+        logits = layers.soft_cap(logits, config.final_soft_cap)
         tokens, logprobs = choose(logits, _uniforms(slots.key, slots.drawn), slots.temperature)
         one = active.astype(jnp.int32)
         remaining = slots.remaining - one
@@ -128,25 +129,29 @@ def _uniforms(key: jax.Array, drawn: jax.Array) -> jax.Array:
 
 
 def _forward(
-    config: LlamaConfig, params: Any, slots: Slots, tokens: jax.Array, positions: jax.Array, keep: jax.Array,
+    config: DecoderConfig, params: Any, slots: Slots, tokens: jax.Array, positions: jax.Array, keep: jax.Array,
     rows: jax.Array | None,
 ) -> tuple[jax.Array, Layers, Layers]:  # fmt: skip
     """Hidden states [R, S, D] before the final norm, and the caches with the kept tokens written."""
-    r, s = tokens.shape
-    h, j, c = config.heads, config.kv_heads, config.head_width
-    where = jnp.arange(r, dtype=jnp.int32) if rows is None else rows
+    where = jnp.arange(tokens.shape[0], dtype=jnp.int32) if rows is None else rows
     blocks = (jnp.max(jnp.where(keep, positions, 0)) // cache.BLOCK + 1).astype(jnp.int32)
-    x = params["embedding"][tokens].reshape(r * s, config.width)
-    keys, values = [], []
-    for p, key_cache, value_cache in zip(params["layers"], slots.keys, slots.values, strict=True):
-        y = (rms_norm(x, p["attention_norm"], config.norm_eps) @ p["qkv"]).reshape(r, s, h + 2 * j, c)
-        turned = rope(y[:, :, : h + j], positions, config.rope_theta)
-        key_cache = cache.write(key_cache, where, positions, turned[:, :, h:], keep)
-        value_cache = cache.write(value_cache, where, positions, y[:, :, h + j :], keep)
-        a = cache.attend(turned[:, :, :h], key_cache, value_cache, rows, positions, blocks)
-        x = x + a.reshape(r * s, h * c).astype(x.dtype) @ p["out"]
-        gate, up = jnp.split(rms_norm(x, p["mlp_norm"], config.norm_eps) @ p["gate_up"], 2, axis=1)
-        x = x + swiglu(gate, up) @ p["down"]
-        keys.append(key_cache)
-        values.append(value_cache)
-    return x.reshape(r, s, config.width), tuple(keys), tuple(values)
+    x = layers.embed(config, params["embedding"], tokens)
+    tables = rotary.rotations(config, positions)
+    caches = []
+    for index, p in enumerate(params["layers"]):
+
+        def attend(q: jax.Array, k: jax.Array, v: jax.Array, index: int = index) -> tuple[jax.Array, Any]:
+            keys = cache.write(slots.keys[index], where, positions, k, keep)
+            values = cache.write(slots.values[index], where, positions, v, keep)
+            window = config.window_of(index)
+            attended = cache.attend(
+                q, keys, values, rows, positions, blocks, scale=config.scale,
+                window=None if window is None else jnp.int32(window), soft_cap=config.attention_soft_cap,
+            )  # fmt: skip
+            return attended, (keys, values)
+
+        rotation = tables[rotary.kind_of(config, index)]
+        x, kept = layers.layer(config, p, x, rotation, attend, fixed_places=True)
+        caches.append(kept)
+    keys, values = zip(*caches, strict=True)
+    return x, keys, values

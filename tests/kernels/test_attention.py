@@ -111,3 +111,60 @@ def test_shapes_that_do_not_fit_are_named():
     q, k, v = draw(1, 6)
     with pytest.raises(ValueError, match="subtree_ends"):
         forest_attention(q, k, v, jnp.ones((1, 5), jnp.int32), scale=1.0)
+
+
+# -- windows and soft caps -------------------------------------------------------------------------------------------
+
+# A tree (prompt, two branches), two documents with padding, and one plain row.
+ROWS = np.stack([
+    forest([-1, 0, 1, 2, 3, 2, 5, 6, 7]), forest([-1, 0, 1, -1, 3, 4, 5, None, None]), forest([-1, *range(8)]),
+])  # fmt: skip
+POSITIONS = np.asarray([[0, 1, 2, 3, 4, 3, 4, 5, 6], [0, 1, 2, 0, 1, 2, 3, 0, 0], range(9)], np.int32)
+
+
+def dense(q, k, v, window, soft_cap):
+    """The same rule over the whole [T, T], for automatic differentiation."""
+    keys, values = jnp.repeat(k, 2, axis=2), jnp.repeat(v, 2, axis=2)
+    scores = SCALE * jnp.einsum("bihc,bjhc->bhij", q, keys)
+    if soft_cap is not None:
+        scores = soft_cap * jnp.tanh(scores / soft_cap)
+    mask = attention.readable(jnp.asarray(ROWS), 0, 9)
+    if window is not None:
+        mask = mask & (jnp.asarray(POSITIONS[:, :, None] - POSITIONS[:, None]) < window)
+    probabilities = jax.nn.softmax(jnp.where(mask[:, None], scores, -1e30))
+    return jnp.einsum("bhij,bjhc->bihc", probabilities, values)
+
+
+@pytest.mark.parametrize("window, soft_cap", [(3, None), (None, 0.7), (2, 0.7), (1, None), (100, None)])
+def test_window_and_soft_cap_against_automatic_differentiation(window, soft_cap, monkeypatch):
+    monkeypatch.setattr(attention, "_SMALLEST_BLOCK", 4)
+    qkv = draw(3, 9, seed=3)
+    pull = jnp.asarray(np.random.default_rng(4).normal(size=qkv[0].shape), jnp.float32)
+
+    def both(function):
+        return jax.jit(lambda *x: (function(*x), jax.vjp(function, *x)[1](pull)))(*qkv)
+
+    found = both(lambda *x: forest_attention(
+        *x, jnp.asarray(ROWS), scale=SCALE, positions=jnp.asarray(POSITIONS), window=window, soft_cap=soft_cap
+    ))  # fmt: skip
+    expected = both(lambda *x: dense(*x, window, soft_cap))
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-5), found, expected)
+
+
+def test_a_traced_window_compiles_once_and_a_wide_one_changes_no_bit():
+    qkv, ends, positions = draw(3, 9), jnp.asarray(ROWS), jnp.asarray(POSITIONS)
+    windowed = jax.jit(lambda window: forest_attention(*qkv, ends, scale=SCALE, positions=positions, window=window))
+    near = windowed(jnp.int32(2))
+    np.testing.assert_array_equal(windowed(jnp.int32(1 << 30)), jax.jit(lambda: attend(*qkv, ends))())
+    assert windowed._cache_size() == 1
+    # With a window of 1 a token reads itself alone.
+    np.testing.assert_allclose(windowed(jnp.int32(1)), jnp.repeat(qkv[2], 2, axis=2), atol=1e-6)
+    assert np.abs(near - windowed(jnp.int32(1))).max() > 0.1
+
+
+def test_a_window_without_positions_and_a_cap_of_nothing_are_named():
+    qkv, ends = draw(3, 9), jnp.asarray(ROWS)
+    with pytest.raises(ValueError, match="positions: a window needs"):
+        forest_attention(*qkv, ends, scale=1.0, window=3)
+    with pytest.raises(ValueError, match="soft_cap"):
+        forest_attention(*qkv, ends, scale=1.0, soft_cap=0.0)

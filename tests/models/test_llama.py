@@ -9,7 +9,8 @@ import pytest
 
 from agentrl_jax import sharding
 from agentrl_jax.models import llama
-from agentrl_jax.models.layers import rms_norm, rope
+from agentrl_jax.models.layers import rms_norm
+from agentrl_jax.models.rotary import rotate, rotations
 
 CONFIG = llama.LlamaConfig(vocab_size=37, width=32, layers=2, heads=4, kv_heads=2, head_width=8, mlp_width=48)
 
@@ -86,9 +87,10 @@ def test_padding_row_is_finite_in_value_and_gradient(params):
 
 def test_rope_depends_on_distance_only():
     q, k = jax.random.normal(jax.random.key(0), (2, 1, 1, 8))
+    config = replace(CONFIG, rope_theta=100.0)
 
     def score(i, j):
-        turn = lambda x, p: rope(x, jnp.asarray([p], jnp.int32), 100.0)  # noqa: E731
+        turn = lambda x, p: rotate(x, rotations(config, jnp.asarray([p], jnp.int32))[0])  # noqa: E731
         return float(jnp.sum(turn(q, i) * turn(k, j)))
 
     assert score(7, 3) == pytest.approx(score(14, 10), abs=1e-5)
