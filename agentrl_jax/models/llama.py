@@ -6,15 +6,22 @@ for `nn.scan`; `unstack` lays them out for decoding.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 
+from agentrl_jax.errors import UserError
 from agentrl_jax.kernels.attention import forest_attention
 from agentrl_jax.models.layers import rms_norm, rope, swiglu
+from agentrl_jax.models.tensors import Tensor
+
+MODEL_TYPES = ("llama",)
 
 Params = dict[str, Any]
 
@@ -36,6 +43,7 @@ class LlamaConfig:
     tied: bool = True  # the head is the embedding
     param_dtype: str = "float32"
     compute_dtype: str = "float32"
+    model_type: str = "llama"  # the family, in the word of config.json
 
     def __post_init__(self) -> None:
         if self.heads % self.kv_heads:
@@ -181,3 +189,80 @@ def unstack(config: LlamaConfig, params: Params, dtype: str | None = None) -> Pa
 
     rest = {name: x.astype(dtype) for name, x in params.items() if name != "layers"}
     return {**rest, "layers": tuple(layer(index) for index in range(config.layers))}
+
+
+def config_from_json(raw: dict[str, Any], where: str) -> LlamaConfig:
+    """`LlamaConfig` from a Hugging Face config.json. Raises `UserError` for what this decoder does not compute."""
+    rope = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    expected = {"rope_type": (kind, "default"), "hidden_act": (raw.get("hidden_act", "silu"), "silu")}
+    expected |= {name: (bool(raw.get(name, False)), False) for name in ("attention_bias", "mlp_bias")}
+    for name, (found, wanted) in expected.items():
+        if found != wanted:
+            raise UserError(f"{where}: {name} is {found!r}; this decoder computes {wanted!r} only")
+    missing = [name for name in _FIELDS.values() if name not in raw]
+    if missing:
+        raise UserError(f"{where}: lacks {', '.join(missing)}")
+    sizes: dict[str, Any] = {ours: int(raw[theirs]) for ours, theirs in _FIELDS.items()}
+    return LlamaConfig(
+        **sizes,
+        kv_heads=int(raw.get("num_key_value_heads") or sizes["heads"]),
+        head_width=int(raw.get("head_dim") or sizes["width"] // sizes["heads"]),
+        rope_theta=float(rope.get("rope_theta", raw.get("rope_theta", 10000.0))),
+        norm_eps=float(raw.get("rms_norm_eps", 1e-6)),
+        tied=bool(raw.get("tie_word_embeddings", False)),
+    )
+
+
+_FIELDS = {
+    "vocab_size": "vocab_size", "width": "hidden_size", "layers": "num_hidden_layers",
+    "heads": "num_attention_heads", "mlp_width": "intermediate_size", "context": "max_position_embeddings",
+}  # fmt: skip
+
+
+def config_to_json(config: LlamaConfig) -> dict[str, Any]:
+    """The config.json of Hugging Face's Llama for this model."""
+    return {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        **{theirs: getattr(config, ours) for ours, theirs in _FIELDS.items()},
+        "num_key_value_heads": config.kv_heads,
+        "head_dim": config.head_width,
+        "rope_theta": config.rope_theta,
+        "rms_norm_eps": config.norm_eps,
+        "tie_word_embeddings": config.tied,
+        "hidden_act": "silu",
+        "attention_bias": False,
+        "mlp_bias": False,
+        "torch_dtype": config.param_dtype,
+    }
+
+
+_LAYER = {
+    "attention_norm": "input_layernorm", "query": "self_attn.q_proj", "key": "self_attn.k_proj",
+    "value": "self_attn.v_proj", "out": "self_attn.o_proj", "mlp_norm": "post_attention_layernorm",
+    "gate": "mlp.gate_proj", "up": "mlp.up_proj", "down": "mlp.down_proj",
+}  # fmt: skip
+
+
+def tensors(config: LlamaConfig) -> Iterator[Tensor]:
+    """Every tensor of a Hugging Face checkpoint of this model."""
+    vocab = (config.vocab_size, config.width)
+    yield Tensor("model.embed_tokens.weight", ("embedding",), None, vocab, np.asarray, np.asarray)
+    yield Tensor("model.norm.weight", ("final_norm",), None, (config.width,), np.asarray, np.asarray)
+    if not config.tied:
+        yield Tensor("lm_head.weight", ("unembedding",), None, vocab, np.asarray, np.asarray)
+    for layer in range(config.layers):
+        for name, shape in _shapes(config)[0].items():
+            yield _tensor(f"model.layers.{layer}.{_LAYER[name]}.weight", name, layer, shape)
+
+
+def _tensor(theirs: str, name: str, layer: int, shape: tuple[int, ...]) -> Tensor:
+    if len(shape) == 1:
+        return Tensor(theirs, ("layers", name), layer, shape, np.asarray, np.asarray)
+    inputs = 2 if name == "out" else 1  # leading axes that are summed over
+    rows, columns = prod(shape[:inputs]), prod(shape[inputs:])
+    return Tensor(
+        theirs, ("layers", name), layer, (columns, rows),
+        lambda x: x.T.reshape(shape), lambda x: x.reshape(rows, columns).T,
+    )  # fmt: skip

@@ -69,10 +69,15 @@ def initial_params(config: RunConfig, policy: Policy, sharding: Any) -> Any:
     if isinstance(config.policy, PretrainedPolicy):
         from agentrl_jax.runtime import pretrained
 
-        _, params, _ = pretrained.load(pretrained_directory(config.policy))
-        return jax.device_put(params, sharding)
+        return pretrained.load_params(pretrained_directory(config.policy), policy.model, sharding)
     key = jax.random.key(config.seed)
     return jax.jit(partial(llama.init, policy.model), out_shardings=sharding)(key)
+
+
+def param_shapes(policy: Policy, sharding: Any) -> Any:
+    """What `initial_params` gives, as shapes, dtypes and placement alone."""
+    shapes = jax.eval_shape(partial(llama.init, policy.model), jax.random.key(0))
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), shapes)
 
 
 def pretrained_directory(policy: PretrainedPolicy) -> Path:
