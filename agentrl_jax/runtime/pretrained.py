@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -57,20 +57,25 @@ def load_config(directory: str | Path) -> tuple[LlamaConfig, Tokenizer]:
         tokenizer = Tokenizer.from_file(str(tokenizer_path))
     except Exception as error:  # the library raises plain Exception
         raise UserError(f"{tokenizer_path}: not a tokenizer ({error}); download the file again") from error
+    check_tokenizer(tokenizer_path, config, tokenizer)
+    return config, tokenizer
+
+
+def check_tokenizer(path: Path, config: LlamaConfig, tokenizer: Tokenizer) -> None:
+    """Raises `UserError` where the tokenizer at `path` gives an id that the embedding has no row for."""
     last = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
     if last >= config.vocab_size:
         raise UserError(
-            f"{tokenizer_path}: has token id {last}, but the embedding of {path} has vocab_size={config.vocab_size} "
-            "rows; use the tokenizer that belongs to this model"
+            f"{path}: has token id {last}, but the model's embedding has vocab_size={config.vocab_size} rows; use the "
+            "tokenizer that belongs to this model"
         )
-    return config, tokenizer
 
 
 def load_params(directory: str | Path, config: LlamaConfig, shardings: Any = None) -> Params:
     """The params alone, as `config.param_dtype`. Largest first, so that the last staging buffer is the smallest."""
     directory = Path(directory)
     stored, groups = tensor_files.listing(directory), _groups(config)
-    _check(directory, config, stored, [tensor for group in groups.values() for tensor in group])
+    check_tensors(directory, config, stored)
     shapes = {path: _stacked_shape(group) for path, group in groups.items()}
     places = _broadcast(shardings, groups)
     leaves = {}
@@ -141,18 +146,19 @@ def _stacked_shape(group: Sequence[Tensor]) -> tuple[int, ...]:
     return leading + group[0].to_ours(nothing).shape
 
 
-def _check(directory: Path, config: LlamaConfig, stored: dict[str, Stored], wanted: Sequence[Tensor]) -> None:
-    """Every tensor is there, in its shape, and none is left over; from the headers, before anything is read."""
+def check_tensors(where: Path, config: LlamaConfig, stored: Mapping[str, Stored]) -> None:
+    """Raises `UserError` unless every tensor of the model is there, in its shape, and none is left over."""
+    wanted = list(family_of(config.model_type).tensors(config))
     for tensor in wanted:
         found = stored.get(tensor.name)
         if found is None:
             raise UserError(
-                f"{directory}: no tensor {tensor.name} in its safetensors; config.json asks for {config.layers} layers "
-                f"of a {config.model_type} model: do both belong to the same checkpoint?"
+                f"{where}: no tensor {tensor.name}; the config asks for {config.layers} layers of a "
+                f"{config.model_type} model: do both belong to the same checkpoint?"
             )
         if found.shape != tensor.shape:
             raise UserError(
-                f"{found.path}: tensor {tensor.name} has shape {found.shape}, expected {tensor.shape} by config.json; "
+                f"{found.path}: tensor {tensor.name} has shape {found.shape}, expected {tensor.shape} by the config; "
                 "do both belong to the same checkpoint?"
             )
     over = sorted(stored.keys() - {tensor.name for tensor in wanted})
@@ -160,7 +166,7 @@ def _check(directory: Path, config: LlamaConfig, stored: dict[str, Stored], want
     if over:
         raise UserError(
             f"{stored[over[0]].path}: tensor {over[0]}{f' and {len(over) - 1} more' if over[1:] else ''} left over; "
-            f"a {config.model_type} model of config.json has none: do both belong to the same checkpoint?"
+            f"a {config.model_type} model of this config has none: do both belong to the same checkpoint?"
         )
 
 
@@ -183,7 +189,7 @@ def _broadcast(shardings: Any, paths: Iterable[tuple[str, ...]]) -> dict[tuple[s
 def _place(
     shape: tuple[int, ...], dtype: Any, sharding: Any, parts: Iterable[tuple[tuple[int, ...], np.ndarray]]
 ) -> jax.Array:
-    """An array of `shape` whose entry at `index` is `part`, for (index, part) of `parts`; only local shards are made."""
+    """An array of `shape` that holds `part` at `index`, for (index, part) of `parts`. Only local shards are made."""
     whole = tuple(slice(0, size) for size in shape)
     devices = {None: whole} if sharding is None else sharding.addressable_devices_indices_map(shape)
     regions = {device: _region(shape, where) for device, where in devices.items()}
