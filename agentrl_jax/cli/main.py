@@ -73,6 +73,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     export = command("export", _export, "Write the newest checkpoint of a run as a Hugging Face directory.")
     export.add_argument("run_dir", metavar="RUN_DIR", help="a run directory, such as runs/quickstart")
     export.add_argument("destination", metavar="DST", help="the directory to make")
+    export.add_argument("--adapter", action="store_true", help="write the adapters alone, as PEFT keeps them")
     _add_models(command("models", None, "Fetch a pretrained policy into the local cache, or convert one."))
     bench.add_arguments(command("bench", bench.run, "Measure a part of the package, or compile it for a TPU."))
 
@@ -131,7 +132,7 @@ def _export(arguments: argparse.Namespace) -> int:
     run_dir = _existing_run(arguments.run_dir)
     from agentrl_jax.recipes.export import export
 
-    print(export(_config_of(run_dir), run_dir, Path(arguments.destination)))
+    print(export(_config_of(run_dir), run_dir, Path(arguments.destination), adapter=arguments.adapter))
     return 0
 
 

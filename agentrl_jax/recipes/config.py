@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
 
+from agentrl_jax.models.lora import Lora
 from agentrl_jax.protocol import EnvironmentRef, Json
 from agentrl_jax.rl.objective import Objective
 from agentrl_jax.rl.types import Reward
@@ -32,9 +33,10 @@ class TinyPolicy:
 
 @dataclass(frozen=True, kw_only=True)
 class PretrainedPolicy:
-    """A Hugging Face directory of a Llama-architecture model, or a name that `agentrl models pull` knows."""
+    """A Hugging Face directory, or a name that `agentrl models pull` knows. With `lora` only adapters are trained."""
 
     path: str
+    lora: Lora | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

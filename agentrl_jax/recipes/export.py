@@ -13,40 +13,55 @@ import jax
 
 from agentrl_jax import sharding
 from agentrl_jax.errors import UserError
+from agentrl_jax.models.lora import merged, trained, with_trained
 from agentrl_jax.recipes import policy as policies
 from agentrl_jax.recipes.config import PretrainedPolicy, RunConfig
 from agentrl_jax.recipes.train import resolve
 from agentrl_jax.rollout.renderers import ChatFrame
-from agentrl_jax.runtime import pretrained
+from agentrl_jax.runtime import adapters, pretrained
 from agentrl_jax.runtime.checkpoint import Checkpoints
 
 # What a pretrained policy brings along and training does not change.
 _CARRIED = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
 
 
-def export(config: RunConfig, run_directory: Path, destination: Path) -> Path:
+def export(config: RunConfig, run_directory: Path, destination: Path, *, adapter: bool = False) -> Path:
     """Write the newest checkpoint of a run to `destination`, which must not hold anything yet.
 
-    A pretrained policy keeps its tokenizer files and chat template; another gets them from its renderer. The directory
-    appears whole or not at all. Raises `UserError`: no checkpoint, a destination in use.
+    A pretrained policy keeps its tokenizer files and chat template; another gets them from its renderer. Adapters are
+    merged into the model, or with `adapter` written alone, as PEFT keeps them. The directory appears whole or not at
+    all. Raises `UserError`: no checkpoint, a destination in use, no adapters.
     """
     refuse_used(destination)
+    settings = config.policy.lora if isinstance(config.policy, PretrainedPolicy) else None
+    if adapter and settings is None:
+        raise UserError("--adapter: the run trained no adapters (policy.lora is none); leave --adapter out")
     if not any((run_directory / "checkpoints").glob("[0-9]*")):
         raise UserError(f"{run_directory}: no checkpoint to export yet; let the run reach one (checkpoints.every)")
     _, policy = resolve(config)
-    params = newest_params(policy, run_directory)
+    params = newest_params(config, policy, run_directory)
+    if adapter:
+        assert isinstance(config.policy, PretrainedPolicy) and settings is not None
+        base = config.policy.path
+        return put(
+            destination,
+            lambda directory: adapters.save(directory, policy.model, settings, trained(params), base_model=base),
+        )
     template = chat_template(policy.renderer.frame)
     return put(destination, lambda directory: _write(config, policy, params, directory, template))
 
 
-def newest_params(policy: policies.Policy, run_directory: Path) -> Any:
+def newest_params(config: RunConfig, policy: policies.Policy, run_directory: Path) -> Any:
     """The params of a run's newest checkpoint, on the default mesh."""
-    template = policies.param_shapes(policy, sharding.replicated(sharding.make_mesh()))
+    everywhere = sharding.replicated(sharding.make_mesh())
+    adapted = isinstance(config.policy, PretrainedPolicy) and config.policy.lora is not None
+    # Of a policy with adapters a checkpoint holds these alone: the frozen rest comes from where it came from.
+    template = (policies.initial_params if adapted else policies.param_shapes)(config, policy, everywhere)
     checkpoints = Checkpoints(run_directory / "checkpoints", keep=1, read_only=True)
     try:
         latest = checkpoints.latest()
         assert latest is not None  # export has looked
-        return checkpoints.restore_params(latest, template)
+        return with_trained(template, checkpoints.restore_params(latest, trained(template)))
     finally:
         checkpoints.close()
 
@@ -92,7 +107,7 @@ def _write(config: RunConfig, policy: policies.Policy, params: Any, directory: P
     pretrained.save(
         directory,
         policy.model,
-        jax.device_get(params),
+        jax.device_get(jax.jit(merged)(params)),
         policy.tokenizer,
         template=template,
         stop_ids=policy.renderer.stop_ids,

@@ -42,9 +42,7 @@ class Meter:
         self._finishing = set(budget.finishing)
         self._started = clock()
         self._dry = 0  # measured exchanges in a row under the evidence threshold
-        self._spent = dict.fromkeys(
-            ("steps", "tool_calls", "exploration", "writes", "retries", "denied", "tokens"), 0
-        )
+        self._spent = dict.fromkeys(("steps", "tool_calls", "exploration", "writes", "retries", "denied", "tokens"), 0)
 
     def ledger(self) -> Ledger:
         return Ledger(**self._spent, wall_s=round(self._clock() - self._started, 6))

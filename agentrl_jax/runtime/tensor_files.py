@@ -34,13 +34,13 @@ def listing(directory: Path) -> dict[str, Stored]:
     """
     index = directory / INDEX
     if not index.is_file():
-        return _header(directory / ONE_FILE)
+        return header(directory / ONE_FILE)
     owner = read_json(index).get("weight_map")
     if not isinstance(owner, dict) or not all(isinstance(file, str) for file in owner.values()):
         raise UserError(f"{index}: lacks weight_map, the file of each tensor; download the index again")
     found: dict[str, Stored] = {}
     for file in sorted(set(owner.values())):
-        found |= _header(directory / file)
+        found |= header(directory / file)
     absent = [name for name in owner if name not in found]
     if absent:
         raise UserError(f"{index}: names {absent[0]} in {owner[absent[0]]}, which lacks it; download both again")
@@ -51,6 +51,11 @@ def read(stored: Stored, name: str) -> np.ndarray:
     """One tensor in the dtype it has on disk, read by `pread`: no page of the file stays mapped."""
     with safe_open(stored.path, framework="numpy", backend="pread") as file:
         return file.get_tensor(name)
+
+
+def write_one(path: Path, tensors: Mapping[str, np.ndarray]) -> None:
+    """One safetensors file, in the layout that the tensors' names claim."""
+    save_file({name: np.ascontiguousarray(x) for name, x in tensors.items()}, path, metadata={"format": "pt"})
 
 
 def write(directory: Path, tensors: Iterable[tuple[str, np.ndarray]], *, shard_bytes: int) -> None:
@@ -65,7 +70,7 @@ def write(directory: Path, tensors: Iterable[tuple[str, np.ndarray]], *, shard_b
     total = size = 0
 
     def flush() -> None:
-        save_file(shard, directory / f"model-{len(shards) + 1:05}.safetensors", metadata={"format": "pt"})
+        write_one(directory / f"model-{len(shards) + 1:05}.safetensors", shard)
         shards.append(list(shard))
         shard.clear()
 
@@ -108,7 +113,8 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
     path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-def _header(path: Path) -> dict[str, Stored]:
+def header(path: Path) -> dict[str, Stored]:
+    """The tensors of one file. Raises `UserError` where it is absent, broken or holds other than floats."""
     if not path.is_file():
         raise UserError(f"{path}: no such file; expected weights as safetensors")
     try:
