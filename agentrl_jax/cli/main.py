@@ -70,9 +70,11 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     )
     config = command("config", _config, "Describe a config as JSON.", overrides=True)
     config.add_argument("config", metavar="CONFIG", help="a Python file that defines config()")
-    models = command("models", _models, "Fetch a pretrained policy into the local cache.")
-    models.add_argument("action", choices=["pull"])
-    models.add_argument("name", metavar="NAME", help="such as smollm2-135m")
+    export = command("export", _export, "Write the newest checkpoint of a run as a Hugging Face directory.")
+    export.add_argument("run_dir", metavar="RUN_DIR", help="a run directory, such as runs/quickstart")
+    export.add_argument("destination", metavar="DST", help="the directory to make")
+    export.add_argument("--adapter", action="store_true", help="write the adapters alone, as PEFT keeps them")
+    _add_models(command("models", None, "Fetch a pretrained policy into the local cache, or convert one."))
     serve.add_arguments(command("serve", _serve, "Serve a checkpoint to clients of the OpenAI API."))
     bench.add_arguments(command("bench", bench.run, "Measure a part of the package, or compile it for a TPU."))
 
@@ -83,6 +85,18 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
         raise UserError(f"unrecognised argument {stray[0]!r}; see agentrl {arguments.command} --help")
     arguments.overrides = rest
     return arguments
+
+
+def _add_models(models: argparse.ArgumentParser) -> None:
+    actions = models.add_subparsers(dest="action", required=True, metavar="ACTION", parser_class=_Parser)
+    pull = actions.add_parser("pull", help="fetch a model by name", allow_abbrev=False)
+    pull.add_argument("name", metavar="NAME", help="such as smollm2-135m")
+    pull.set_defaults(run=_pull)
+    convert = actions.add_parser("convert", help="write a Hugging Face directory", allow_abbrev=False)
+    convert.add_argument("source", metavar="SRC", help="a .gguf file or a Hugging Face directory")
+    convert.add_argument("destination", metavar="DST", help="the directory to make")
+    convert.add_argument("--dtype", choices=["float32", "bfloat16", "float16"], help="of the weights, from a directory")
+    convert.set_defaults(run=_convert)
 
 
 def _train(arguments: argparse.Namespace) -> int:
@@ -112,6 +126,14 @@ def _evaluate(arguments: argparse.Namespace) -> int:
     from agentrl_jax.recipes.train import evaluate_run
 
     _print_json(evaluate_run(_resolved_run(run_dir, arguments.overrides), run_dir))
+    return 0
+
+
+def _export(arguments: argparse.Namespace) -> int:
+    run_dir = _existing_run(arguments.run_dir)
+    from agentrl_jax.recipes.export import export
+
+    print(export(_resolved_run(run_dir), run_dir, Path(arguments.destination), adapter=arguments.adapter))
     return 0
 
 
@@ -151,10 +173,17 @@ def _config(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _models(arguments: argparse.Namespace) -> int:
+def _pull(arguments: argparse.Namespace) -> int:
     from agentrl_jax.runtime.model_store import pull
 
     print(pull(arguments.name))
+    return 0
+
+
+def _convert(arguments: argparse.Namespace) -> int:
+    from agentrl_jax.recipes.export import convert
+
+    print(convert(Path(arguments.source), Path(arguments.destination), arguments.dtype))
     return 0
 
 

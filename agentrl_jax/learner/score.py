@@ -44,7 +44,7 @@ class Scorer(NamedTuple):
         value, rest = logprob_loss(loss, *self._arrays(params, batch), batch, form=form, **self._settings(entropy))
         return value, rest.aux
 
-    def _arrays(self, params: Any, batch: TokenBatch) -> tuple[Array, ...]:
+    def _arrays(self, params: Any, batch: TokenBatch) -> tuple[Array, Array, Array, Array, Array]:
         hidden = self.hidden(params, batch.tokens, batch.positions, batch.subtree_ends)
         return hidden, self.unembedding(params), batch.tokens, batch.parents, batch.action_mask
 

@@ -16,13 +16,14 @@ from agentrl_jax.learner import metrics
 from agentrl_jax.learner.placement import Placed, beside, placed, put_row, rows_sharding, slice_rows
 from agentrl_jax.learner.score import Scorer
 from agentrl_jax.learner.state import LearnerState
+from agentrl_jax.models.lora import trained, with_trained
 from agentrl_jax.rl.types import Loss, Metrics
 
 
 class Accumulator(NamedTuple):
     """What the micro-batches of one step have added up so far."""
 
-    grads: Any  # f32, like params
+    grads: Any  # f32, like what is trained of the params
     loss: Array  # f32[]
     metrics: Metrics
 
@@ -56,7 +57,7 @@ class Update:
 
     def start(self, params: Any) -> Accumulator:
         """Zero gradients, loss and metrics."""
-        return Accumulator(*self._start(params))
+        return Accumulator(*self._start(trained(params)))
 
     def accumulate(self, params: Any, acc: Accumulator, batch: TokenBatch, row: int | Array) -> Accumulator:
         """Add the gradient, loss and metrics of the micro-batch that begins at `row`. Consumes `acc`."""
@@ -64,10 +65,11 @@ class Update:
 
     def apply(self, state: LearnerState, acc: Accumulator) -> tuple[LearnerState, StepInfo]:
         """One optimizer update, or the state unchanged where the gradient is not finite. Consumes both."""
-        result = self._apply(state, acc)
+        # What is frozen does not go in, or it would be donated and written again.
+        new, info = self._apply(state._replace(params=trained(state.params)), acc)
         # No output has room for the gradients, so they cannot be donated; freed here, before the next step's.
         jax.tree.map(lambda leaf: leaf.delete(), acc.grads)
-        return result
+        return new._replace(params=with_trained(state.params, new.params)), info
 
     def step(self, state: LearnerState, batch: TokenBatch, rows: Iterable[int]) -> tuple[LearnerState, StepInfo]:
         """`start`, `accumulate` for every micro-batch that begins at one of `rows`, `apply`."""
@@ -118,10 +120,10 @@ def make_update(
     ) -> Accumulator:
         part = slice_rows(batch, row, micro_rows, rows)
 
-        def loss(params: Any) -> tuple[Array, Metrics]:
-            return scorer.loss(loss_fn, params, part, entropy=needs_entropy)
+        def loss(learned: Any) -> tuple[Array, Metrics]:
+            return scorer.loss(loss_fn, with_trained(params, learned), part, entropy=needs_entropy)
 
-        (value, figures), grads = jax.value_and_grad(loss, has_aux=True)(params)
+        (value, figures), grads = jax.value_and_grad(loss, has_aux=True)(trained(params))
         summed = jax.tree.map(lambda total, g: total + g.astype(jnp.float32), acc.grads, grads)
         return Accumulator(summed, acc.loss + value, metrics.merge(acc.metrics, figures))
 

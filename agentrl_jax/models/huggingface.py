@@ -91,7 +91,7 @@ def rope_scaling(found: Mapping[str, Any], context: int, where: str) -> RopeScal
     missing = [name for name in needed if found.get(name) is None] + ([] if factor else ["factor"])
     if missing:
         raise UserError(f"{where}: rope_type {kind!r} lacks {', '.join(missing)}")
-    scaling = {"kind": kind, "factor": float(factor)}
+    scaling: dict[str, Any] = {"kind": kind, "factor": float(factor or 1.0)}
     if kind == "linear":
         return RopeScaling(**scaling)
     scaling["original_context"] = original
@@ -102,7 +102,7 @@ def rope_scaling(found: Mapping[str, Any], context: int, where: str) -> RopeScal
         **scaling,
         beta_fast=float(found.get("beta_fast") or 32.0),
         beta_slow=float(found.get("beta_slow") or 1.0),
-        attention_factor=_yarn_attention_factor(found, float(factor)),
+        attention_factor=_yarn_attention_factor(found, scaling["factor"]),
         truncate=bool(found.get("truncate", True)),
     )
 

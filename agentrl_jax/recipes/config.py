@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
 
+from agentrl_jax.models.lora import Lora
 from agentrl_jax.protocol import EnvironmentRef, Json
 from agentrl_jax.rl.objective import Objective
 from agentrl_jax.rl.types import Reward
@@ -34,7 +35,7 @@ class TinyPolicy:
 
 @dataclass(frozen=True, kw_only=True)
 class PretrainedPolicy:
-    """A Hugging Face directory of a Llama-architecture model, or a name that `agentrl models pull` knows.
+    """A Hugging Face directory, or a name that `agentrl models pull` knows. With `lora` only adapters are trained.
 
     `frame`: how turns are written; `auto` is the directory's own chat template. `history`: what to do where the
     template leaves out reasoning of earlier turns: `keep` it, one sample an episode; or write as the `template` does,
@@ -45,6 +46,7 @@ class PretrainedPolicy:
     frame: Literal["auto", "chatml", "tiny", "qwen3", "llama3", "gemma3"] = "auto"
     history: Literal["keep", "template"] = "keep"
     thinking: bool | None = None
+    lora: Lora | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,14 +21,16 @@ def dry_run(config: RunConfig) -> dict[str, Any]:
     check_environment(config, suite)
     policy = policies.describe(config, suite)
     parameters = llama.param_count(policy.model)
+    trained = policies.trained_count(config, policy)
     tools = ", ".join(tool.name for tool in suite.spec.tools)
     return {
         "environment": f"{suite.spec.name} {suite.spec.version}, tools: {tools}",
         "stages": [stage_name(stage) for stage in config.stages],
         "parameters": parameters,
+        "trained_parameters": trained,
         "vocabulary": policy.model.vocab_size,
         "token_budget": token_budget(config),
-        "estimated_memory_bytes": estimated_memory(config, policy.model, parameters),
+        "estimated_memory_bytes": estimated_memory(config, policy.model, parameters, trained),
         "devices": [str(device) for device in jax.devices()],
     }
 
@@ -44,8 +46,9 @@ def token_budget(config: RunConfig) -> dict[str, int]:
     return budget
 
 
-def estimated_memory(config: RunConfig, model: llama.LlamaConfig, parameters: int) -> dict[str, int]:
-    """Bytes that live together: params, gradients, two moments, the sampler's copy, its cache, activations."""
+def estimated_memory(config: RunConfig, model: llama.LlamaConfig, parameters: int, trained: int) -> dict[str, int]:
+    """Bytes that live together: params, gradients and two moments of what is trained, the sampler's copy and cache,
+    activations."""
     r = config.rollout
     cache = 2 * model.layers * r.slots * r.context * model.kv_heads * model.head_width * _BYTES
     shapes = [(s.micro_rows, s.width) for s in (config.sft, config.loop) if s is not None]
@@ -60,7 +63,7 @@ def estimated_memory(config: RunConfig, model: llama.LlamaConfig, parameters: in
     )
     logits = 2 * config.logprob_chunk * model.vocab_size * _BYTES
     parts = {
-        "learner": 4 * parameters * _BYTES,
+        "learner": (parameters + 3 * trained) * _BYTES,
         "sampler": parameters * _BYTES,
         "cache": cache,
         "activations": activations,

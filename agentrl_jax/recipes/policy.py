@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import jax
 import tokenizers
 
 from agentrl_jax.errors import UserError
-from agentrl_jax.models import llama
+from agentrl_jax.models import llama, lora
 from agentrl_jax.protocol import Suite
 from agentrl_jax.recipes.config import PretrainedPolicy, RunConfig, TinyPolicy
 from agentrl_jax.rollout import tokenizer as tiny_tokenizer
@@ -38,6 +39,8 @@ def describe(config: RunConfig, suite: Suite) -> Policy:
 
     directory = pretrained_directory(config.policy)
     model, tokenizer = pretrained.load_config(directory)
+    if config.policy.lora is not None:
+        lora.check(config.policy.lora, _shapes(model))
     if config.rollout.context > model.context:
         raise UserError(
             f"rollout.context={config.rollout.context} exceeds what {config.policy.path} was made for: {model.context}"
@@ -73,10 +76,36 @@ def initial_params(config: RunConfig, policy: Policy, sharding: Any) -> Any:
     if isinstance(config.policy, PretrainedPolicy):
         from agentrl_jax.runtime import pretrained
 
-        _, params, _ = pretrained.load(pretrained_directory(config.policy))
-        return jax.device_put(params, sharding)
+        params = pretrained.load_params(pretrained_directory(config.policy), policy.model, sharding)
+        return params if config.policy.lora is None else _adapted(config.policy.lora, params, config.seed, sharding)
     key = jax.random.key(config.seed)
     return jax.jit(partial(llama.init, policy.model), out_shardings=sharding)(key)
+
+
+def _adapted(settings: lora.Lora, params: Any, seed: int, sharding: Any) -> lora.LoraParams:
+    """The params frozen, in the bits that the settings ask for, and adapters from the run's seed beside them."""
+    key = jax.device_put(jax.random.key(seed), sharding)
+    fresh = jax.jit(lambda params, key: lora.init(settings, params, key), out_shardings=sharding)(params, key)
+    return fresh if settings.base != "full" else fresh.replace(base=params)  # jit has copied what passed through
+
+
+def param_shapes(config: RunConfig, policy: Policy, sharding: Any) -> Any:
+    """What `initial_params` gives, as shapes, dtypes and placement alone."""
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), _shapes(policy.model))
+
+
+def trained_count(config: RunConfig, policy: Policy) -> int:
+    """Numbers that an optimizer moves: all parameters, or those of the adapters."""
+    shapes = _shapes(policy.model)
+    settings = config.policy.lora if isinstance(config.policy, PretrainedPolicy) else None
+    if settings is not None:
+        full = replace(settings, base="full")
+        shapes = jax.eval_shape(partial(lora.init, full), shapes, jax.random.key(0)).adapters
+    return sum(prod(x.shape) for x in jax.tree.leaves(shapes))
+
+
+def _shapes(model: llama.LlamaConfig) -> Any:
+    return jax.eval_shape(partial(llama.init, model), jax.random.key(0))
 
 
 def pretrained_directory(policy: PretrainedPolicy) -> Path:

@@ -18,6 +18,7 @@ from agentrl_jax.errors import UserError
 from agentrl_jax.learner.score import Scorer
 from agentrl_jax.learner.state import LearnerState
 from agentrl_jax.models import llama
+from agentrl_jax.models.lora import attached, trained, with_trained
 from agentrl_jax.protocol import Suite
 from agentrl_jax.recipes.config import RunConfig
 from agentrl_jax.recipes.policy import Policy
@@ -83,8 +84,10 @@ class Run:
         """The policy as the learner sees it."""
         model, remat = self.policy.model, self.config.remat
         return Scorer(
-            lambda params, tokens, positions, ends: llama.hidden(model, params, tokens, positions, ends, remat),
-            lambda params: llama.unembedding(model, params),
+            lambda params, tokens, positions, ends: llama.hidden(
+                model, attached(params), tokens, positions, ends, remat
+            ),
+            lambda params: llama.unembedding(model, attached(params)),
             temperature=self.config.rollout.temperature,
             chunk=self.config.logprob_chunk,
             soft_cap=model.final_soft_cap,
@@ -123,9 +126,10 @@ class Run:
         """
         settings = self.config.sft if self.stage == "sft" else self.config.loop
         assert settings is not None
-        opt_state = jax.jit(optimizer.init, out_shardings=self.everywhere)(self.params)
+        opt_state = jax.jit(optimizer.init, out_shardings=self.everywhere)(trained(self.params))
         state = LearnerState(self.params, opt_state, jax.device_put(np.int32(0), self.everywhere))
-        self.reference = jax.jit(lambda params: jax.tree.map(jnp.copy, params))(self.params) if reference else None
+        copied = jax.jit(lambda part: jax.tree.map(jnp.copy, part))
+        self.reference = with_trained(self.params, copied(trained(self.params))) if reference else None
         start = 0
         if self.restored is not None:
             record, self.restored = self.restored, None
@@ -139,11 +143,15 @@ class Run:
     def _restore(self, template: LearnerState) -> tuple[LearnerState, Any]:
         found = self.checkpoints.restore(self.at, self._tree(template)).state
         self.published = None
-        return LearnerState(found["params"], found["opt_state"], found["step"]), found.get("reference")
+        reference = found.get("reference")
+        params = with_trained(template.params, found["params"])
+        state = LearnerState(params, found["opt_state"], found["step"])
+        return state, None if reference is None else with_trained(template.params, reference)
 
     def _tree(self, state: LearnerState) -> dict[str, Any]:
-        tree = state._asdict()
-        return tree if self.reference is None else {**tree, "reference": self.reference}
+        """What a checkpoint holds. What is frozen comes back from where it came from."""
+        tree = {**state._asdict(), "params": trained(state.params)}
+        return tree if self.reference is None else {**tree, "reference": trained(self.reference)}
 
     def learned(self, state: LearnerState, info: Any, *, trained_tokens: int) -> dict[str, Any]:
         """Take in one update: wait for it, refuse what is not finite, count, and return the figures of the step."""

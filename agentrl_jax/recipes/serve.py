@@ -9,14 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import tokenizers
 
 from agentrl_jax.errors import UserError
 from agentrl_jax.models import llama
 from agentrl_jax.recipes import policy as policies
 from agentrl_jax.recipes.config import PretrainedPolicy, RunConfig
 from agentrl_jax.rollout.calls import CALL_FORMATS
-from agentrl_jax.rollout.renderers import FRAMES, ChatFrame, ChatRenderer
+from agentrl_jax.rollout.families import renderer_for
 from agentrl_jax.rollout.sampling import LiveSampler, SampleRequest
 from agentrl_jax.runtime import pretrained
 from agentrl_jax.runtime.checkpoint import Checkpoints
@@ -56,7 +55,7 @@ def from_directory(path: str, *, calls: str = "json") -> Served:
     """A Hugging Face directory, or a name that `agentrl models pull` has fetched."""
     directory = policies.pretrained_directory(PretrainedPolicy(path=path))
     model, params, tokenizer = pretrained.load(directory)
-    renderer = ChatRenderer(tokenizer, _frame(tokenizer, directory), CALL_FORMATS[calls])
+    renderer = renderer_for(directory, tokenizer, calls=CALL_FORMATS[calls])
     return Served(
         name=path.rstrip("/"), model=model, params=params,
         chat=Chat(renderer=renderer, vocab_size=model.vocab_size),
@@ -134,12 +133,3 @@ def _newest(model: llama.LlamaConfig, directory: Path) -> Any:
         return checkpoints.restore_params(latest, template)
     finally:
         checkpoints.close()
-
-
-def _frame(tokenizer: tokenizers.Tokenizer, directory: Path) -> ChatFrame:
-    """The frame whose control tokens the tokenizer has."""
-    for frame in FRAMES.values():
-        if all(tokenizer.token_to_id(name) is not None for name in frame.controls):
-            return frame
-    known = "; ".join(f"{frame.name}: {' '.join(frame.controls)}" for frame in FRAMES.values())
-    raise UserError(f"{directory / 'tokenizer.json'}: has the control tokens of no chat frame known here ({known})")

@@ -14,6 +14,7 @@ import jax
 from agentrl_jax import __version__, sharding
 from agentrl_jax.errors import UserError
 from agentrl_jax.models import llama
+from agentrl_jax.models.lora import trained, with_trained
 from agentrl_jax.protocol import Suite
 from agentrl_jax.recipes import evaluate as evaluation
 from agentrl_jax.recipes import policy as policies
@@ -205,7 +206,7 @@ def evaluate_run(config: RunConfig, directory: Path) -> dict[str, Any]:
         latest = run.checkpoints.latest()
         assert latest is not None
         record = run.checkpoints.record(latest)
-        run.params = run.checkpoints.restore_params(latest, run.params)
+        run.params = with_trained(run.params, run.checkpoints.restore_params(latest, trained(run.params)))
         run.stage, run.step, run.at = record["stage"], record["step"], record["at"]
         e = config.evaluation
         run.publish()

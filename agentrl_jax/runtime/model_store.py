@@ -34,7 +34,7 @@ SOURCES = {
         licence="Apache-2.0",
     )
 }
-_CONVERTER = "1"  # raise it when `gguf.convert` writes something else from the same file
+_CONVERTER = "2"  # raise it when `gguf.convert` writes something else from the same file
 
 
 def find(name: str) -> Path:

@@ -1,184 +1,228 @@
-"""A policy as a directory: config.json, tokenizer.json and safetensors, in the names of Hugging Face's Llama."""
+"""A policy as a directory: config.json, tokenizer.json and safetensors, as Hugging Face lays them out."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
-from safetensors import safe_open
-from safetensors.numpy import save_file
 from tokenizers import Tokenizer
 
 from agentrl_jax.errors import UserError
+from agentrl_jax.models.families import family_of
 from agentrl_jax.models.llama import LlamaConfig, Params
+from agentrl_jax.models.tensors import Tensor
+from agentrl_jax.runtime import tensor_files
+from agentrl_jax.runtime.tensor_files import Stored, read_json, write_json
 
-_LAYER = {
-    "attention_norm": "input_layernorm", "query": "self_attn.q_proj", "key": "self_attn.k_proj",
-    "value": "self_attn.v_proj", "out": "self_attn.o_proj", "mlp_norm": "post_attention_layernorm",
-    "gate": "mlp.gate_proj", "up": "mlp.up_proj", "down": "mlp.down_proj",
-}  # fmt: skip
+_ALIGNED = 64  # bytes; the CPU backend takes such a buffer as it is, without a copy
 
 
-def load(directory: str | Path) -> tuple[LlamaConfig, Params, Tokenizer]:
-    """Config, params (f32, on the default device) and tokenizer of a Llama-architecture directory.
+def load(
+    directory: str | Path, shardings: Any = None, dtype: str | None = None
+) -> tuple[LlamaConfig, Params, Tokenizer]:
+    """Config, params and tokenizer of a Hugging Face directory, weights in f32, bf16 or f16, in one file or in shards.
 
-    Weights may be f32, bf16 or f16, in one file or in shards with an index. Raises `UserError` that names
-    the file and what is wrong with it: absent, another architecture, a tensor missing or of another shape.
+    Each tensor is read once and copied to the shards that hold a part of it; host memory holds one tensor of the
+    checkpoint and, of one parameter (stacked over layers), what this process's devices hold of it.
+
+    Args:
+      directory: holds config.json, tokenizer.json and the weights.
+      shardings: one sharding, or a tree of them like the params; None: the default device.
+      dtype: of the params; None: f32.
+
+    Raises `UserError` in one line that names the file or field: absent, broken, another architecture, a tensor that is
+    missing, left over or of another shape, a tokenizer with more ids than the embedding has rows.
     """
     directory = Path(directory)
     config, tokenizer = load_config(directory)
-    return config, params_from_tensors(config, _open(directory), str(directory)), tokenizer
+    config = config if dtype is None else replace(config, param_dtype=dtype)
+    return config, load_params(directory, config, shardings), tokenizer
 
 
 def load_config(directory: str | Path) -> tuple[LlamaConfig, Tokenizer]:
     """Config and tokenizer alone, without reading the weights. Raises as `load` does."""
-    directory = Path(directory)
-    config = config_from_json(_read_json(directory / "config.json"), str(directory / "config.json"))
-    tokenizer_path = directory / "tokenizer.json"
+    path, tokenizer_path = Path(directory) / "config.json", Path(directory) / "tokenizer.json"
+    raw = read_json(path)
+    kind = raw.get("model_type")
+    family = family_of(kind if isinstance(kind, str) else repr(kind) if kind else None, str(path))
+    config = family.config_from_json(raw, str(path))
     if not tokenizer_path.is_file():
         raise UserError(f"{tokenizer_path}: no such file; expected a tokenizer in the format of the tokenizers library")
-    return config, Tokenizer.from_file(str(tokenizer_path))
+    try:
+        tokenizer = Tokenizer.from_file(str(tokenizer_path))
+    except Exception as error:  # the library raises plain Exception
+        raise UserError(f"{tokenizer_path}: not a tokenizer ({error}); download the file again") from error
+    check_tokenizer(tokenizer_path, config, tokenizer)
+    return config, tokenizer
 
 
-def save(directory: str | Path, config: LlamaConfig, params: Params, tokenizer: Tokenizer) -> None:
-    """Write what `load` reads (and transformers too), weights in the dtype they have."""
+def check_tokenizer(path: Path, config: LlamaConfig, tokenizer: Tokenizer) -> None:
+    """Raises `UserError` where the tokenizer at `path` gives an id that the embedding has no row for."""
+    last = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
+    if last >= config.vocab_size:
+        raise UserError(
+            f"{path}: has token id {last}, but the model's embedding has vocab_size={config.vocab_size} rows; use the "
+            "tokenizer that belongs to this model"
+        )
+
+
+def load_params(directory: str | Path, config: LlamaConfig, shardings: Any = None) -> Params:
+    """The params alone, as `config.param_dtype`. Largest first, so that the last staging buffer is the smallest."""
+    directory = Path(directory)
+    stored, groups = tensor_files.listing(directory), _groups(config)
+    check_tensors(directory, config, stored)
+    shapes = {path: _stacked_shape(group) for path, group in groups.items()}
+    places = _broadcast(shardings, groups)
+    leaves = {}
+    for path in sorted(groups, key=lambda path: -int(np.prod(shapes[path]))):
+        parts = ((t.index, t.to_ours(tensor_files.read(stored[t.name], t.name))) for t in groups[path])
+        leaves[path] = _place(shapes[path], jnp.dtype(config.param_dtype), places[path], parts)
+    return _nested({path: leaves[path] for path in groups})
+
+
+def save(
+    directory: str | Path,
+    config: LlamaConfig,
+    params: Params,
+    tokenizer: Tokenizer,
+    *,
+    template: str | None = None,
+    stop_ids: Sequence[int] = (),
+    shard_bytes: int = 4 << 30,
+) -> None:
+    """Write what `load` reads bit for bit and `transformers` takes: config, tokenizer, weights in the dtype they have.
+
+    `template` is the chat template (Jinja); `stop_ids` end a turn, the first one is the end-of-sequence token. Above
+    `shard_bytes` the weights go to numbered files with an index. Files of an earlier save are replaced.
+    """
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
-    (directory / "config.json").write_text(json.dumps(config_to_json(config), indent=2) + "\n")
+    ends: dict[str, Any] = {"eos_token_id": stop_ids[0] if len(stop_ids) == 1 else list(stop_ids)} if stop_ids else {}
+    dtype = {"torch_dtype": str(jax.tree.leaves(params)[0].dtype)}
+    write_json(directory / "config.json", {**config_to_json(config), **dtype, **ends})
     tokenizer.save(str(directory / "tokenizer.json"))
-    save_file(tensors_from_params(config, params), directory / "model.safetensors", metadata={"format": "pt"})
-
-
-def config_from_json(raw: dict[str, Any], where: str) -> LlamaConfig:
-    """`LlamaConfig` from a Hugging Face config.json. Raises `UserError` for what this decoder does not compute."""
-    if raw.get("model_type") != "llama":
-        raise UserError(f"{where}: model_type is {raw.get('model_type')!r}, expected 'llama'")
-    rope = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
-    kind = rope.get("rope_type", rope.get("type", "default"))
-    expected = {"rope_type": (kind, "default"), "hidden_act": (raw.get("hidden_act", "silu"), "silu")}
-    expected |= {name: (bool(raw.get(name, False)), False) for name in ("attention_bias", "mlp_bias")}
-    for name, (found, wanted) in expected.items():
-        if found != wanted:
-            raise UserError(f"{where}: {name} is {found!r}; this decoder computes {wanted!r} only")
-    missing = [name for name in _FIELDS.values() if name not in raw]
-    if missing:
-        raise UserError(f"{where}: lacks {', '.join(missing)}")
-    sizes: dict[str, Any] = {ours: int(raw[theirs]) for ours, theirs in _FIELDS.items()}
-    return LlamaConfig(
-        **sizes,
-        kv_heads=int(raw.get("num_key_value_heads") or sizes["heads"]),
-        head_width=int(raw.get("head_dim") or sizes["width"] // sizes["heads"]),
-        rope_theta=float(rope.get("rope_theta", raw.get("rope_theta", 10000.0))),
-        norm_eps=float(raw.get("rms_norm_eps", 1e-6)),
-        tied=bool(raw.get("tie_word_embeddings", False)),
-    )
-
-
-_FIELDS = {
-    "vocab_size": "vocab_size", "width": "hidden_size", "layers": "num_hidden_layers",
-    "heads": "num_attention_heads", "mlp_width": "intermediate_size", "context": "max_position_embeddings",
-}  # fmt: skip
+    end = {"eos_token": tokenizer.id_to_token(stop_ids[0])} if stop_ids else {}
+    general = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": config.context}
+    write_json(directory / "tokenizer_config.json", {**general, "clean_up_tokenization_spaces": False, **end})
+    if stop_ids:
+        write_json(directory / "generation_config.json", ends)
+    if template is not None:
+        (directory / "chat_template.jinja").write_text(template, encoding="utf-8")
+    tensor_files.write(directory, tensors_from_params(config, params), shard_bytes=shard_bytes)
 
 
 def config_to_json(config: LlamaConfig) -> dict[str, Any]:
-    """The config.json of Hugging Face's Llama for this model."""
-    return {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        **{theirs: getattr(config, ours) for ours, theirs in _FIELDS.items()},
-        "num_key_value_heads": config.kv_heads,
-        "head_dim": config.head_width,
-        "rope_theta": config.rope_theta,
-        "rms_norm_eps": config.norm_eps,
-        "tie_word_embeddings": config.tied,
-        "hidden_act": "silu",
-        "attention_bias": False,
-        "mlp_bias": False,
-        "torch_dtype": config.param_dtype,
-    }
+    """The config.json of a model, in its family's words."""
+    return family_of(config.model_type).config_to_json(config)
 
 
-def tensors_from_params(config: LlamaConfig, params: Params) -> dict[str, np.ndarray]:
-    """Hugging Face tensors (projections [out, in]) of our params."""
-    host = jax.device_get(params)
-    out = {"model.embed_tokens.weight": host["embedding"], "model.norm.weight": host["final_norm"]}
-    if not config.tied:
-        out["lm_head.weight"] = host["unembedding"]
-    for name, stacked in host["layers"].items():
-        inputs = 2 if name == "out" else 1  # leading axes that are summed over
-        for index, x in enumerate(stacked):
-            flat = x if x.ndim == 1 else x.reshape(int(np.prod(x.shape[:inputs])), -1).T
-            out[f"model.layers.{index}.{_LAYER[name]}.weight"] = flat
-    return {name: np.ascontiguousarray(x) for name, x in out.items()}
+def tensors_from_params(config: LlamaConfig, params: Params) -> Iterator[tuple[str, np.ndarray]]:
+    """(name, tensor) in Hugging Face's names and layout, fetched from the devices one parameter at a time."""
+    for path, group in _groups(config).items():
+        leaf: Any = params
+        for key in path:
+            leaf = leaf[key]
+        host = jax.device_get(leaf)
+        for tensor in group:
+            yield tensor.name, tensor.to_theirs(host[tensor.index])
 
 
-def params_from_tensors(config: LlamaConfig, read: Callable[[str], np.ndarray], where: str) -> Params:
-    """Our params of Hugging Face tensors, as f32 on the default device. `read(name)` returns one tensor."""
-    d, h, j, c, f = config.width, config.heads, config.kv_heads, config.head_width, config.mlp_width
-    shapes = {
-        "attention_norm": (d,), "query": (d, h, c), "key": (d, j, c), "value": (d, j, c), "out": (h, c, d),
-        "mlp_norm": (d,), "gate": (d, f), "up": (d, f), "down": (f, d),
-    }  # fmt: skip
-
-    def tensor(name: str, shape: tuple[int, ...]) -> np.ndarray:
-        x = read(name)
-        if x.size != np.prod(shape):
-            raise UserError(f"{where}: tensor {name} has shape {x.shape}, which does not hold {shape} of config.json")
-        return x.astype(np.float32)
-
-    def stack(name: str) -> np.ndarray:
-        shape = shapes[name]
-        out = np.empty((config.layers, *shape), np.float32)
-        for index in range(config.layers):
-            out[index] = tensor(f"model.layers.{index}.{_LAYER[name]}.weight", shape).T.reshape(shape)
-        return out
-
-    vocab = (config.vocab_size, d)
-    params: Params = {
-        "embedding": tensor("model.embed_tokens.weight", vocab),
-        "layers": {name: stack(name) for name in shapes},
-        "final_norm": tensor("model.norm.weight", (d,)),
-    }
-    if not config.tied:
-        params["unembedding"] = tensor("lm_head.weight", vocab)
-    return jax.device_put(params)
+def _groups(config: LlamaConfig) -> dict[tuple[str, ...], list[Tensor]]:
+    """The tensors that make up each parameter."""
+    groups: dict[tuple[str, ...], list[Tensor]] = {}
+    for tensor in family_of(config.model_type).tensors(config):
+        groups.setdefault(tensor.path, []).append(tensor)
+    return groups
 
 
-def _open(directory: Path) -> Callable[[str], np.ndarray]:
-    """A reader of tensors by name over one safetensors file or the shards of an index."""
-    index = directory / "model.safetensors.index.json"
-    if index.is_file():
-        files = sorted(set(_read_json(index)["weight_map"].values()))
-    else:
-        files = ["model.safetensors"]
-    owner = dict(_names(directory, files))
-
-    def read(name: str) -> np.ndarray:
-        if name not in owner:
-            raise UserError(f"{directory}: no tensor {name} in {', '.join(files)}")
-        with safe_open(owner[name], framework="numpy") as file:
-            return file.get_tensor(name)
-
-    return read
+def _stacked_shape(group: Sequence[Tensor]) -> tuple[int, ...]:
+    leading = tuple(1 + max(axis) for axis in zip(*(t.index for t in group), strict=True))
+    nothing = np.broadcast_to(np.zeros((), np.int8), group[0].shape)  # the shape without the memory
+    return leading + group[0].to_ours(nothing).shape
 
 
-def _names(directory: Path, files: list[str]) -> Iterator[tuple[str, Path]]:
-    for name in files:
-        path = directory / name
-        if not path.is_file():
-            raise UserError(f"{path}: no such file; expected weights as safetensors")
-        with safe_open(path, framework="numpy") as file:
-            yield from ((tensor, path) for tensor in file.keys())  # noqa: SIM118 (not a mapping)
+def check_tensors(where: Path, config: LlamaConfig, stored: Mapping[str, Stored]) -> None:
+    """Raises `UserError` unless every tensor of the model is there, in its shape, and none is left over."""
+    wanted = list(family_of(config.model_type).tensors(config))
+    for tensor in wanted:
+        found = stored.get(tensor.name)
+        if found is None:
+            raise UserError(
+                f"{where}: no tensor {tensor.name}; the config asks for {config.layers} layers of a "
+                f"{config.model_type} model: do both belong to the same checkpoint?"
+            )
+        if found.shape != tensor.shape:
+            raise UserError(
+                f"{found.path}: tensor {tensor.name} has shape {found.shape}, expected {tensor.shape} by the config; "
+                "do both belong to the same checkpoint?"
+            )
+    over = sorted(stored.keys() - {tensor.name for tensor in wanted})
+    over = [name for name in over if not _is_derived(name, config)]
+    if over:
+        raise UserError(
+            f"{stored[over[0]].path}: tensor {over[0]}{f' and {len(over) - 1} more' if over[1:] else ''} left over; "
+            f"a {config.model_type} model of this config has none: do both belong to the same checkpoint?"
+        )
 
 
-def _read_json(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        raise UserError(f"{path}: no such file; expected a Hugging Face model directory")
-    try:
-        return json.loads(path.read_text())
-    except json.JSONDecodeError as error:
-        raise UserError(f"{path}:{error.lineno}: not JSON: {error.msg}") from error
+def _is_derived(name: str, config: LlamaConfig) -> bool:
+    """Tensors that some checkpoints carry although something else determines them."""
+    return name.endswith("rotary_emb.inv_freq") or (config.tied and name == "lm_head.weight")
+
+
+def _broadcast(shardings: Any, paths: Iterable[tuple[str, ...]]) -> dict[tuple[str, ...], Any]:
+    if shardings is None or isinstance(shardings, jax.sharding.Sharding):
+        return dict.fromkeys(paths, shardings)
+    found = {}
+    for path in paths:
+        found[path] = shardings
+        for key in path:
+            found[path] = found[path][key]
+    return found
+
+
+def _place(
+    shape: tuple[int, ...], dtype: Any, sharding: Any, parts: Iterable[tuple[tuple[int, ...], np.ndarray]]
+) -> jax.Array:
+    """An array of `shape` that holds `part` at `index`, for (index, part) of `parts`. Only local shards are made."""
+    whole = tuple(slice(0, size) for size in shape)
+    devices = {None: whole} if sharding is None else sharding.addressable_devices_indices_map(shape)
+    regions = {device: _region(shape, where) for device, where in devices.items()}
+    buffers = {region: _empty([stop - start for start, stop in region], dtype) for region in set(regions.values())}
+    for index, part in parts:
+        for region, buffer in buffers.items():
+            leading, rest = region[: len(index)], region[len(index) :]
+            if all(start <= i < stop for i, (start, stop) in zip(index, leading, strict=True)):
+                at = tuple(i - start for i, (start, _) in zip(index, leading, strict=True))
+                buffer[at] = part[tuple(slice(start, stop) for start, stop in rest)]
+    if sharding is None:
+        return jax.block_until_ready(jax.device_put(buffers[regions[None]]))
+    arrays = [jax.device_put(buffers[region], device) for device, region in regions.items()]
+    jax.block_until_ready(arrays)  # or the next parameter would be staged beside this one
+    return jax.make_array_from_single_device_arrays(shape, sharding, arrays)
+
+
+def _region(shape: tuple[int, ...], where: Sequence[slice]) -> tuple[tuple[int, int], ...]:
+    return tuple(s.indices(size)[:2] for s, size in zip(where, shape, strict=True))
+
+
+def _empty(shape: Sequence[int], dtype: Any) -> np.ndarray:
+    count = int(np.prod(shape)) * dtype.itemsize
+    raw = np.empty(count + _ALIGNED, np.uint8)
+    start = -raw.ctypes.data % _ALIGNED
+    return raw[start : start + count].view(dtype).reshape(shape)
+
+
+def _nested(leaves: dict[tuple[str, ...], Any]) -> Params:
+    tree: Params = {}
+    for path, leaf in leaves.items():
+        node = tree
+        for key in path[:-1]:
+            node = node.setdefault(key, {})
+        node[path[-1]] = leaf
+    return tree

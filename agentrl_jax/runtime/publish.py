@@ -9,10 +9,13 @@ import jax
 import jax.numpy as jnp
 
 from agentrl_jax.models.llama import LlamaConfig, unstack
+from agentrl_jax.models.lora import merged
 
 
 def publish(config: LlamaConfig, params: Any, sharding: Any = None) -> Any:
     """Params for the sampler that share no buffer with `params`: the learner may donate its own afterwards.
+
+    Adapters are merged into the projections they belong to.
 
     `sharding` places the result (None: where the compiler leaves it).
     """
@@ -28,6 +31,6 @@ def cache_size(config: LlamaConfig, sharding: Any = None) -> int:
 def _publisher(config: LlamaConfig, sharding: Any) -> Any:
     def lay_out(params: Any) -> Any:
         # jit hands an untouched argument straight back, with the caller's buffer; copy forbids that.
-        return jax.tree.map(jnp.copy, unstack(config, params))
+        return jax.tree.map(jnp.copy, unstack(config, merged(params)))
 
     return jax.jit(lay_out) if sharding is None else jax.jit(lay_out, out_shardings=sharding)

@@ -48,7 +48,7 @@ def _fields(config):
 
 
 def test_names_and_orientation_are_hugging_faces(policy):
-    tensors = pretrained.tensors_from_params(CONFIG, policy[1])
+    tensors = dict(pretrained.tensors_from_params(CONFIG, policy[1]))
     assert tensors["model.layers.1.self_attn.k_proj.weight"].shape == (8, 16)
     x = np.random.default_rng(0).normal(size=16).astype(np.float32)
     ours = np.einsum("d,dhc->hc", x, np.asarray(policy[1]["layers"]["query"][1])).reshape(-1)
@@ -57,7 +57,7 @@ def test_names_and_orientation_are_hugging_faces(policy):
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
 def test_shards_in_half_precision(policy, saved, dtype):
-    tensors = {k: jnp.asarray(v, dtype) for k, v in pretrained.tensors_from_params(CONFIG, policy[1]).items()}
+    tensors = {k: jnp.asarray(v, dtype) for k, v in pretrained.tensors_from_params(CONFIG, policy[1])}
     (saved / "model.safetensors").unlink()
     names = sorted(tensors)
     parts = {"a.safetensors": names[::2], "b.safetensors": names[1::2]}
@@ -117,7 +117,7 @@ def gguf_tensors(policy):
     """The policy as llama.cpp stores it: rows of q and k interleaved."""
     back = {v: k for k, v in {**gguf_reader._LAYER}.items()}
     out = {}
-    for name, x in pretrained.tensors_from_params(CONFIG, policy[1]).items():
+    for name, x in pretrained.tensors_from_params(CONFIG, policy[1]):
         if name.startswith("model.layers."):
             _, _, index, rest = name.split(".", 3)
             short = back[rest.removesuffix(".weight")]

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from agentrl_jax.protocol import Message, Role, Tool, ToolCall
 from agentrl_jax.rollout.renderers import ChatRenderer
+from agentrl_jax.rollout.template_renderer import TemplateRenderer
 from agentrl_jax.runtime.serve.fields import Body, Refusal, given, refuse, token_ids
 
 _ROLES: Mapping[str, Role] = {
@@ -30,7 +31,7 @@ class Chat:
     """Speaks for one policy. `describe_tools` puts the tools of a request into its system message; a policy that was
     trained without descriptions knows its tools already."""
 
-    renderer: ChatRenderer
+    renderer: ChatRenderer | TemplateRenderer
     vocab_size: int
     describe_tools: bool = True
 
