@@ -34,7 +34,10 @@ ALLOWED = {
     "agentrl_envs": {"protocol"},
     "configs": {"protocol", "recipes", "rl", "models", "agentrl_envs"},  # protocol: a config names its environment
 }
-SERVER = ROOT / "agentrl_jax" / "runtime" / "serve"  # the one place for the libraries of the extra "serve"
+EXTRAS = {  # the one place for the libraries of an extra
+    ROOT / "agentrl_jax" / "runtime" / "serve": "serve",
+    ROOT / "agentrl_jax" / "models" / "lora.py": "qlora",
+}
 ANYONE_MAY_IMPORT = {"errors"}  # the exception whose message is for the user; standard library only
 NO_JAX = ("protocol", "batch", "errors", "rollout", "report", "agentrl_envs")
 # Third-party packages that load JAX when imported, beside JAX itself.
@@ -221,11 +224,13 @@ def test_importing_them_loads_no_jax(chosen):
 def test_third_party_imports_are_declared_dependencies():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     required = {_canonical(re.split(r"[\[<>=!~ ;]", line)[0]) for line in project["dependencies"]} | {"jaxlib"}
-    optional = {_canonical(line) for line in project["optional-dependencies"]["serve"]}
+    extras = {name: {_canonical(line) for line in lines} for name, lines in project["optional-dependencies"].items()}
     distributions = packages_distributions()
     undeclared = []
     for path in SOURCES:
-        declared = required | (optional if SERVER in path.parents else set())
+        declared = required | next(
+            (extras[name] for place, name in EXTRAS.items() if place in (path, *path.parents)), set()
+        )
         for imported in imports_of(path):
             top = imported.module.split(".")[0]
             if top in OURS or top in sys.stdlib_module_names:

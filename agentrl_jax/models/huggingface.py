@@ -96,7 +96,7 @@ def rope_scaling(found: Mapping[str, Any], context: int, where: str) -> RopeScal
         return RopeScaling(**scaling)
     scaling["original_context"] = original
     if kind == "llama3":
-        frequencies = {ours: float(found[theirs]) for ours, theirs in _LLAMA3.items()}
+        frequencies: dict[str, Any] = {ours: float(found[theirs]) for ours, theirs in _LLAMA3.items()}
         return RopeScaling(**scaling, **frequencies)
     return RopeScaling(
         **scaling,
