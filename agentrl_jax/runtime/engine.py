@@ -81,7 +81,7 @@ class Engine:
     `rows`, so a finished slot costs nothing. Slots share the pages of a common prompt, which are copied when written.
     A prompt's full pages are taken up again by later prompts that begin alike, never after a `publish` unless
     `keep_across_versions`. `pages` bounds the pool (None: enough for every slot to be full); a request that finds no
-    page ends with an error. `text_of` gives the text of ids, which stop strings need. Call `publish` before `advance`.
+    page ends with an error, and its slot is empty. `text_of` gives the text of ids, which stop strings need. Call `publish` before `advance`.
     """
 
     def __init__(
@@ -104,9 +104,13 @@ class Engine:
         self._copies: list[tuple[int, int]] = []  # (source, target) pages, to be done before anything is written
         self._pools = jax.jit(partial(sampler.allocate, model_config, count), out_shardings=sharding)()
         self._prefill = jax.jit(partial(sampler.prefill, model_config), donate_argnums=1)
-        self._copy = jax.jit(paged.copy, donate_argnums=0)
-        decode = partial(sampler.decode, model_config, steps=decode_steps, stop_ids=tuple(sorted(self._stop_ids)))
-        self._decode = {size: jax.jit(decode, donate_argnums=1) for size in _sizes(rows, slots)}
+        # A partial of its own each: jit shares what it compiled, and its count, between wrappers of one function.
+        self._copy = jax.jit(partial(paged.copy), donate_argnums=0)
+        fixed = {"steps": decode_steps, "stop_ids": tuple(sorted(self._stop_ids))}
+        self._decode = {
+            size: jax.jit(partial(sampler.decode, model_config, **fixed), donate_argnums=1)
+            for size in _sizes(rows, slots)
+        }
         self._warm = len(self._decode) == 1
 
     @property
@@ -124,6 +128,11 @@ class Engine:
     @property
     def version(self) -> int:
         return self._version
+
+    @property
+    def params(self) -> Any:
+        """What was published last."""
+        return self._params
 
     @property
     def free_pages(self) -> int:
@@ -280,6 +289,9 @@ class Engine:
         return True
 
     def _no_page(self, q: int) -> bool:
+        pages = self._slots[q].pages
+        self._copies = [copy for copy in self._copies if copy[1] not in pages]
+        self._release(self._slots[q])
         self._finish(q, "error", "no page of the cache is free: raise pages, or run fewer slots")
         return False
 
@@ -316,9 +328,9 @@ class Engine:
             while _waits(slot):
                 if len(tiles) == self._bank:
                     return tiles
-                count = min(self._chunk, len(slot.pending) - 1)
-                if not self._reserve(q, count):
+                if not self._reserve(q, len(slot.pending) - 1):  # all of them now: no tile may lose its pages
                     break
+                count = min(self._chunk, len(slot.pending) - 1)
                 tiles.append((slot.pages, slot.length, [slot.pending.popleft() for _ in range(count)]))
                 slot.length += count
         return tiles
@@ -446,6 +458,8 @@ class Engine:
         """
         self._warm = True
         results = {size: self._probe(size) for size in self._decode}
+        nothing = np.zeros(_COPIES, np.int32)
+        self._pools = self._copy(self._pools, *jax.device_put((nothing, nothing), self._sharding))
         expected = results[max(results)]
         self._decode = {size: self._decode[size] for size, result in results.items() if result == expected}
 

@@ -210,7 +210,6 @@ def test_a_pool_that_runs_dry_ends_one_turn_and_serves_the_others(params):
     samples = play(engine, ask(0, PROMPT, max_tokens=4), ask(1, PROMPT[1:], max_tokens=4), ask(2, [7], max_tokens=4))
     stops = {q: sample.stop for q, sample in samples.items()}
     assert stops == {0: "length", 1: "error", 2: "length"} and "raise pages" in samples[1].message
-    engine.release(1)
     assert play(engine, ask(1, PROMPT[:40], max_tokens=4))[1].stop == "length"
 
 
@@ -240,4 +239,4 @@ def test_nothing_is_compiled_again_over_200_random_requests(engine, params):
             idle |= {sample.slot for sample in engine.advance()}
             if rng.random() < 0.05:
                 engine.publish(publish(CONFIG, params), engine.version + 1)
-    assert set(engine.cache_sizes().values()) == {1}
+    assert max(engine.cache_sizes().values()) == 1 == engine.cache_sizes()["decode_16"]
