@@ -36,7 +36,7 @@ def layer(
     if config.experts:
         y = mixture(config, p, y, activation(config), fixed_places=fixed_places)
     else:
-        y = _mlp(config, p, y)
+        y = _mlp(config, p, y, fixed_places)
     return x + _post(config, y, p, "mlp_post_norm"), carried
 
 
@@ -100,9 +100,24 @@ def _out(p: dict[str, jax.Array], attended: jax.Array) -> jax.Array:
     return _plus(attended.reshape(*attended.shape[:-2], -1) @ weight, p.get("out_bias"))
 
 
-def _mlp(config: DecoderConfig, p: dict[str, jax.Array], y: jax.Array) -> jax.Array:
+def _mlp(config: DecoderConfig, p: dict[str, jax.Array], y: jax.Array, fixed_places: bool) -> jax.Array:
     gate, up = jnp.split(y @ p["gate_up"], 2, axis=-1) if "gate_up" in p else (y @ p["gate"], y @ p["up"])
-    return (activation(config)(gate) * up) @ p["down"]
+    inner = activation(config)(gate) * up
+    return _contract(inner, p["down"]) if fixed_places else inner @ p["down"]
+
+
+def _contract(x: jax.Array, weight: jax.Array) -> jax.Array:
+    """x [..., K] @ weight [K, N], in two halves where K is about 768.
+
+    On a CPU the order of a sum over K changes there between 16 and 24 rows, and a row's bits must not depend on
+    how many rows a batch has. Other K from 64 to 2048 did not need it; what still differs, the engine finds out.
+    """
+    k = weight.shape[0]
+    if not 576 < k < 1024 or k % 2 or jax.default_backend() != "cpu":
+        return x @ weight
+    dimensions = (((2,), (1,)), ((1,), (0,)))
+    halves = jax.lax.dot_general(x.reshape(-1, 2, k // 2), weight.reshape(2, k // 2, -1), dimensions)
+    return (halves[0] + halves[1]).reshape(*x.shape[:-1], -1)
 
 
 def _post(config: DecoderConfig, y: jax.Array, p: dict[str, jax.Array], name: str) -> jax.Array:

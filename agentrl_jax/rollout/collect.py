@@ -194,7 +194,7 @@ class _Driver:
             self._fail(run, run.doom)
             return
         if sample.stop == "error":
-            return self._unsampled(run, sample.error or "no reason was given")
+            return self._unsampled(run, sample.message or "no reason was given")
         try:
             move = run.episode.on_sample(sample)
         except TokenMismatch as error:  # this episode is lost, and counted; it is never trained on in part

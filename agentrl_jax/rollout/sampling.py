@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -14,8 +15,11 @@ class SampleRequest:
 
     `fresh` starts a new context of `ids`; otherwise `ids` continue what the slot already holds, after the
     tokens sampled there. `share_with` names a slot whose fresh request of the same wave has the same `ids`:
-    the prompt is then computed once and copied. `key` makes the randomness: requests with equal keys draw
-    equal uniforms, so it must be unique per (seed, step, task, member, turn). `temperature` 0 is greedy.
+    the prompt is then computed once and shared. `fork_from` names an idle slot: this one takes up all it holds,
+    sharing its cache, and goes on with `ids`. `key` makes the randomness: requests with equal keys draw
+    equal uniforms, so it must be unique per (seed, step, task, member, turn). `temperature` 0 is greedy;
+    `top_k` 0, `top_p` 1 and `min_p` 0 cut nothing. `stop_ids` end the turn beside the sampler's own;
+    the turn also ends after the token that completes one of `stop_strings` in the text of the turn.
     """
 
     slot: int
@@ -25,14 +29,29 @@ class SampleRequest:
     max_tokens: int
     temperature: float
     share_with: int | None = None
+    fork_from: int | None = None
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    stop_ids: tuple[int, ...] = ()
+    stop_strings: tuple[str, ...] = ()
+
+    @property
+    def cuts(self) -> bool:
+        """Whether this draws from a part of the vocabulary, as a sampler of f32 numbers sees it."""
+        return self.temperature > 0 and (self.top_k > 0 or self.top_p < 1 - 2**-25 or self.min_p >= 2**-126)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """The tokens of one turn; `logprobs` and `versions` (of the params that sampled) are per token.
+    """The tokens of one turn; `logprobs`, `raw_logprobs`, `kept` and `versions` (of the params) are per token.
 
-    `stop`: a stop id was sampled (it is the last of `ids`), `max_tokens` is reached, the slot's context is full, or
-    the sampler failed: then `error` says how, no token came, and the slot holds what it held before the turn.
+    `logprobs` are under the distribution sampled from (at temperature 0: that of temperature 1), `raw_logprobs`
+    under the whole vocabulary at temperature 1. `kept` is None unless the request cuts; then it holds, packed,
+    the tokens that the cut left (`kept_bits`), from which a learner recomputes `logprobs`.
+
+    `stop`: a stop id or string was sampled (it is the end of `ids`), `max_tokens` is reached, the slot's context
+    is full, or the request could not be served and `message` says why.
     """
 
     slot: int
@@ -40,7 +59,9 @@ class Sample:
     logprobs: tuple[float, ...]
     versions: tuple[int, ...]
     stop: Stop
-    error: str | None = None
+    raw_logprobs: tuple[float, ...] = ()
+    kept: tuple[bytes, ...] | None = None
+    message: str = ""
 
 
 class Partial(NamedTuple):
@@ -49,6 +70,21 @@ class Partial(NamedTuple):
     ids: tuple[int, ...]
     logprobs: tuple[float, ...]
     versions: tuple[int, ...]
+
+
+def pack_kept(bits: bytes) -> bytes:
+    """Compressed: 6 KB of a vocabulary of 49152 become some 100 bytes where a few tokens are kept."""
+    return zlib.compress(bits, 1)
+
+
+def kept_bits(kept: bytes) -> bytes:
+    """Token v was kept where bit v % 8 of byte v // 8 is set; as little-endian u32 words, what `kernels.kept` reads."""
+    return zlib.decompress(kept)
+
+
+def kept_ids(kept: bytes) -> tuple[int, ...]:
+    """The kept tokens, in order."""
+    return tuple(8 * n + bit for n, byte in enumerate(kept_bits(kept)) if byte for bit in range(8) if byte >> bit & 1)
 
 
 class Sampler(Protocol):

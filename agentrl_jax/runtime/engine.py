@@ -1,16 +1,17 @@
-"""The sampler that rollouts talk to: slots on a device, filled by chunked prefill, advanced by decode dispatches.
+"""The sampler that rollouts talk to: slots over a pool of pages, filled by tiles, advanced by decode dispatches.
 
-Whatever the order and the moment in which turns are submitted, a slot's tokens and log-probabilities are the
-same bits: its rows stand at fixed places in every product, a turn begins at a dispatch, and its randomness
-comes from the request's key alone.
+Whatever the order and the moment in which turns are submitted, a slot's tokens and log-probabilities are the same
+bits: rows of a product do not mix, a turn begins at a dispatch, and its randomness comes from the request's key alone.
+Batches of different size are used only if they give the same bits, which is tried out before the first dispatch.
 """
 
 from __future__ import annotations
 
 import hashlib
+import math
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -18,29 +19,46 @@ from typing import Any
 import jax
 import numpy as np
 
-from agentrl_jax.models.llama import LlamaConfig
-from agentrl_jax.rollout.sampling import Partial, Sample, SampleRequest, Stop
+from agentrl_jax.models.decoder import DecoderConfig
+from agentrl_jax.rollout.sampling import Partial, Sample, SampleRequest, Stop, pack_kept
+from agentrl_jax.runtime.paging import PageBook, digests
 from agentrl_jax.sampler import decode as sampler
+from agentrl_jax.sampler import pages as paged
+from agentrl_jax.sampler.pages import PAGE
+from agentrl_jax.sampler.select import Cuts
+
+ROWS = (8, 16, 32)  # sizes of a decode batch: multiples of 8, and on a CPU 64 rows are no cheaper than twice 32
+_COPIES = 8  # pages copied by one dispatch
+_STOPS = 8  # a request's own stop ids that the device looks at; the host looks at all
 
 
 @dataclass
 class _Slot:
-    """The host's view of one slot. The cache holds `length` tokens; `pending` come next, the last is decoded from."""
+    """The host's view of one slot. Its pages hold `length` tokens; `pending` come next, the last is decoded from."""
 
     length: int = 0
+    pages: list[int] = field(default_factory=list)
     pending: deque[int] = field(default_factory=deque)
     request: SampleRequest | None = None
-    source: int | None = None  # the slot whose prompt is to be copied
+    source: int | None = None  # the slot whose prompt is to be shared
+    failed: tuple[int, ...] | None = None  # the ids of a fresh request that was refused
     key: tuple[int, int] = (0, 0)
     room: int = 0  # tokens the context still holds when the turn starts
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
+    raw_logprobs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
+    kept: list[bytes] = field(default_factory=list)
+
+    @property
+    def remaining(self) -> int:
+        """Tokens the turn may still draw."""
+        return 0 if self.request is None else min(self.request.max_tokens, self.room) - len(self.ids)
 
 
 @dataclass
 class Counters:
-    """Work done so far, for rates: tokens sampled and prefilled, dispatches and seconds in them."""
+    """Work done so far, for rates: tokens sampled, prefilled, taken over (`copied`), dispatches and their seconds."""
 
     sampled: int = 0
     prefilled: int = 0
@@ -58,31 +76,44 @@ class Counters:
 class Engine:
     """A `rollout.sampling.Sampler` over one model.
 
-    `slots` rows decode together; a prefill dispatch appends up to `prefill_chunk` tokens to `bank` slots;
-    a decode dispatch samples up to `decode_steps` tokens a slot. Call `publish` before the first `advance`.
+    A prefill dispatch computes up to `bank` tiles of `prefill_chunk` tokens, of any slots. A decode dispatch samples
+    up to `decode_steps` tokens for each of its rows; running slots are gathered into batches of one of the sizes
+    `rows`, so a finished slot costs nothing. Slots share the pages of a common prompt, which are copied when written.
+    A prompt's full pages are taken up again by later prompts that begin alike, never after a `publish` unless
+    `keep_across_versions`. `pages` bounds the pool (None: enough for every slot to be full); a request that finds no
+    page ends with an error, and its slot is empty. `text_of` gives the text of ids, which stop strings need.
+    Call `publish` before `advance`.
     """
 
     def __init__(
-        self, model_config: LlamaConfig, *, slots: int, context: int, bank: int, prefill_chunk: int,
+        self, model_config: DecoderConfig, *, slots: int, context: int, bank: int, prefill_chunk: int,
         decode_steps: int, stop_ids: Sequence[int], seed: int, sharding: Any = None,
+        rows: Sequence[int] = ROWS, pages: int | None = None,
+        text_of: Callable[[Sequence[int]], str] | None = None, keep_across_versions: bool = False,
     ) -> None:  # fmt: skip
-        if slots % bank:
-            raise ValueError(f"Engine: bank={bank} must divide slots={slots}")
-        self._slots_count, self._context, self._bank = slots, context, bank
-        self._chunk, self._steps, self._stop_ids, self._seed = prefill_chunk, decode_steps, tuple(stop_ids), seed
+        self._config, self._slots_count, self._context = model_config, slots, context
+        self._bank, self._chunk, self._steps, self._seed = bank, prefill_chunk, decode_steps, seed
+        self._stop_ids, self._text_of, self._keep = frozenset(stop_ids), text_of, keep_across_versions
         self._slots = [_Slot() for _ in range(slots)]
         self._finished: list[Sample] = []
         self._params: Any = None
         self._version = -1
         self.counters = Counters()
         self._sharding = sharding  # one placement for everything, or a first call would compile apart from the rest
-        empty = jax.jit(partial(sampler.allocate, model_config, slots, context), out_shardings=sharding)()
-        self._cache = (empty.keys, empty.values)
-        self._prefill = jax.jit(partial(_prefill, model_config), donate_argnums=1)
-        self._copy = jax.jit(_copy, donate_argnums=0)
-        self._decode = jax.jit(
-            partial(_decode, model_config, steps=decode_steps, stop_ids=self._stop_ids), donate_argnums=1
-        )
+        self._width = -(-context // PAGE)
+        count = slots * self._width + 1 if pages is None else pages + 1
+        self._book = PageBook(count)
+        self._copies: list[tuple[int, int]] = []  # (source, target) pages, to be done before anything is written
+        self._pools = jax.jit(partial(sampler.allocate, model_config, count), out_shardings=sharding)()
+        self._prefill = jax.jit(partial(sampler.prefill, model_config), donate_argnums=1)
+        # A partial of its own each: jit shares what it compiled, and its count, between wrappers of one function.
+        self._copy = jax.jit(partial(paged.copy), donate_argnums=0)
+        fixed = {"steps": decode_steps, "stop_ids": tuple(sorted(self._stop_ids))}
+        self._decode = {
+            size: jax.jit(partial(sampler.decode, model_config, **fixed), donate_argnums=1)
+            for size in _sizes(rows, slots)
+        }
+        self._warm = len(self._decode) == 1
 
     @property
     def slots(self) -> int:
@@ -100,37 +131,49 @@ class Engine:
     def version(self) -> int:
         return self._version
 
+    @property
+    def params(self) -> Any:
+        """What was published last."""
+        return self._params
+
+    @property
+    def free_pages(self) -> int:
+        """Pages that neither a slot nor a remembered prompt holds."""
+        return self._book.free
+
     def publish(self, params: Any, version: int) -> None:
         """Sample from these params (the layout of `runtime.publish.publish`) from the next dispatch on.
 
+        Running turns keep their tokens and go on with the new params, named token by token in `Sample.versions`.
         What slots already hold was computed with the params of its time; start fresh contexts to be on-policy.
         """
         self._params, self._version = params, version
+        if not self._keep:
+            self._book.forget()
 
     def submit(self, request: SampleRequest) -> None:
-        """Start a turn in an idle slot. Raises `ValueError` for a slot that is busy, unknown or empty."""
+        """Start a turn in an idle slot. Raises `ValueError` for a slot that is busy, unknown or empty.
+
+        A request that cannot be served ends alone, as a `Sample` whose `message` says why.
+        """
         slot = self._check(request)
-        previous = [] if request.fresh else list(slot.pending)
+        slot.ids, slot.logprobs, slot.raw_logprobs, slot.versions, slot.kept = [], [], [], [], []
+        slot.failed = None
+        if refusal := self._refusal(request):
+            slot.failed = request.ids if request.fresh else None
+            return self._finish(request.slot, "error", refusal)
         if request.fresh:
-            slot.length = 0
-        slot.pending = deque((*previous, *request.ids))
-        slot.request, slot.source = request, request.share_with
-        slot.key = turn_key(self._seed, request.key)
-        slot.ids, slot.logprobs, slot.versions = [], [], []
+            self._release(slot)
+        if request.fork_from is not None:
+            self._share(slot, self._slots[request.fork_from])
+        slot.pending.extend(request.ids)
+        slot.request, slot.key = request, turn_key(self._seed, request.key)
+        led = request.share_with is not None and self._slots[request.share_with].request is not None
+        slot.source = request.share_with if led else None
         slot.room = self._context - slot.length - len(slot.pending)
         if slot.room <= 0:
-            self._finish(request.slot, "context")
-
-    def advance(self) -> list[Sample]:
-        """Prefill whatever waits, then one decode dispatch; the turns that finished, in slot order."""
-        if self._params is None:
-            raise ValueError("Engine.advance: no params yet; call publish(params, version) first")
-        self._fill()
-        running = [q for q, slot in enumerate(self._slots) if slot.request is not None]
-        if running:
-            self._sample(running)
-        finished, self._finished = self._finished, []
-        return sorted(finished, key=lambda sample: sample.slot)
+            held = slot.length + len(slot.pending)
+            self._finish(request.slot, "context", f"{held} tokens leave no room to sample in context={self._context}")
 
     def peek(self, slot: int) -> Partial:
         """What a running turn has sampled so far; streaming reads it between two calls of `advance`."""
@@ -139,15 +182,34 @@ class Engine:
 
     def cancel(self, slot: int) -> None:
         """Drop the turn of a slot; it is idle at once and no `Sample` comes of it. Nothing happens to an idle one."""
-        for other in self._slots:
-            if other.source == slot:  # it was to copy the prompt that nobody computes now
-                other.source = None
-        self._slots[slot].request = self._slots[slot].source = None
+        self._stand_down(slot)
         self._finished = [sample for sample in self._finished if sample.slot != slot]
+
+    def release(self, slot: int) -> None:
+        """Give back the pages of an idle slot, which then holds nothing; a fresh request does so by itself."""
+        if self._slots[slot].request is not None:
+            raise ValueError(f"Engine.release: slot={slot} is still busy")
+        self._release(self._slots[slot])
+
+    def advance(self) -> list[Sample]:
+        """Prefill whatever waits, then one decode dispatch a batch; the turns that finished, in slot order."""
+        if self._params is None:
+            raise ValueError("Engine.advance: no params yet; call publish(params, version) first")
+        if not self._warm:
+            self._warm_up()
+        self._fill()
+        running = [q for q in range(self._slots_count) if self._slots[q].request is not None and self._reserve(q)]
+        self._copy_pages()
+        largest = max(self._decode)
+        for start in range(0, len(running), largest):
+            self._sample(running[start : start + largest], only=len(running) <= largest)
+        finished, self._finished = self._finished, []
+        return sorted(finished, key=lambda sample: sample.slot)
 
     def cache_sizes(self) -> dict[str, int]:
         """How often each device function was compiled: 1 each, however long the run."""
-        functions = {"prefill": self._prefill, "copy_prefix": self._copy, "decode": self._decode}
+        functions = {"prefill": self._prefill, "copy_pages": self._copy}
+        functions |= {f"decode_{size}": function for size, function in self._decode.items()}
         return {name: _compiled(function) for name, function in functions.items()}
 
     def _check(self, request: SampleRequest) -> _Slot:
@@ -158,117 +220,267 @@ class Engine:
             raise ValueError(f"SampleRequest.slot={request.slot}: still busy with an earlier turn")
         if request.max_tokens < 1:
             raise ValueError(f"SampleRequest.max_tokens={request.max_tokens}: expected at least 1")
-        if not request.ids and (request.fresh or not slot.pending):
+        if request.fork_from is not None:
+            self._check_fork(request)
+        elif not request.ids and (request.fresh or not slot.pending):
             raise ValueError(f"SampleRequest.ids is empty and slot {request.slot} holds nothing to continue")
         if request.share_with is not None and len(request.ids) < self._context:
             self._check_share(request, self._slots[request.share_with])
         return slot
 
+    def _check_fork(self, request: SampleRequest) -> None:
+        name = f"SampleRequest.fork_from={request.fork_from}"
+        assert request.fork_from is not None
+        if not request.fresh or request.share_with is not None:
+            raise ValueError(f"{name}: a fork is a fresh context that shares with nobody else")
+        other = self._slots[request.fork_from] if 0 <= request.fork_from < self._slots_count else None
+        if other is None or request.fork_from == request.slot or other.request is not None or not other.pending:
+            raise ValueError(f"{name}: expected another slot that is idle and holds tokens (slot {request.slot})")
+
     def _check_share(self, request: SampleRequest, source: _Slot) -> None:
         other = source.request
-        same = other is not None and other.fresh and other.share_with is None and other.ids == request.ids
-        if not (request.fresh and same and not source.ids):
+        same = other is not None and other.fresh and other.ids == request.ids
+        same = same and other.share_with is None and other.fork_from is None
+        if not (request.fresh and ((same and not source.ids) or source.failed == request.ids)):
             raise ValueError(
                 f"SampleRequest.share_with={request.share_with}: expected a slot whose fresh request of this wave "
                 f"has the same ids and shares with nobody (slot {request.slot})"
             )
 
+    def _refusal(self, request: SampleRequest) -> str | None:
+        """Why this request cannot be served, in one line."""
+        vocab = self._config.vocab_size
+        if not (math.isfinite(request.temperature) and request.temperature >= 0):
+            return f"temperature={request.temperature}: expected 0 (greedy) or more"
+        if request.top_k < 0:
+            return f"top_k={request.top_k}: expected 0 (off) or more"
+        if not 0 < request.top_p <= 1:
+            return f"top_p={request.top_p}: expected above 0, at most 1 (off)"
+        if not 0 <= request.min_p <= 1:
+            return f"min_p={request.min_p}: expected from 0 (off) to 1"
+        if request.ids and (min(request.ids) < 0 or max(request.ids) >= vocab):
+            return f"ids hold a token outside 0..{vocab - 1}: were they made by this model's tokenizer?"
+        if request.stop_strings and (self._text_of is None or "" in request.stop_strings):
+            return "stop_strings need strings that are not empty, and an engine that was given text_of"
+        return None
+
+    def _release(self, slot: _Slot) -> None:
+        for page in slot.pages:
+            self._book.drop(page)
+        slot.pages, slot.length, slot.pending = [], 0, deque()
+
+    def _share(self, slot: _Slot, other: _Slot) -> None:
+        """The slot, which is empty, takes up all that another one holds; a page is copied when one writes to it."""
+        slot.pages = [self._book.hold(page) for page in other.pages[: -(-other.length // PAGE)]]
+        slot.length, slot.pending, slot.source = other.length, deque(other.pending), None
+        self.counters.copied += slot.length
+
+    def _reserve(self, q: int, tokens: int | None = None) -> bool:
+        """Pages of its own for the next tokens of slot q; where none is left its turn ends, and alone."""
+        slot = self._slots[q]
+        end = slot.length + (min(self._steps, slot.remaining) if tokens is None else tokens)
+        first = slot.length // PAGE
+        if first < len(slot.pages) and self._book.shared(slot.pages[first]):
+            page = self._book.take()
+            if page is None:
+                return self._no_page(q)
+            self._copies.append((slot.pages[first], page))
+            self._book.drop(slot.pages[first])
+            slot.pages[first] = page
+        while len(slot.pages) * PAGE < end:
+            page = self._book.take()
+            if page is None:
+                return self._no_page(q)
+            slot.pages.append(page)
+        return True
+
+    def _no_page(self, q: int) -> bool:
+        pages = self._slots[q].pages
+        self._copies = [copy for copy in self._copies if copy[1] not in pages]
+        self._release(self._slots[q])
+        self._finish(q, "error", "no page of the cache is free: raise pages, or run fewer slots")
+        return False
+
     def _fill(self) -> None:
-        """Prefill until one token is pending in every running slot, then copy shared prompts."""
+        """Prefill until one token is pending in every running slot, then share prompts."""
         started = time.perf_counter()
-        running = [(q, slot) for q, slot in enumerate(self._slots) if slot.request is not None]
-        waiting = [q for q, slot in running if slot.source is None and len(slot.pending) > 1]
-        while waiting:
-            taken: dict[int, int] = {}
-            for q in waiting:
-                taken.setdefault(self._row(q), q)
-            self._prefill_rows(taken)
-            waiting = [q for q in waiting if len(self._slots[q].pending) > 1]
-        sharing = [q for q, slot in running if slot.source is not None]
-        if sharing:
-            self._copy_prompts(sharing)
-        jax.block_until_ready(self._cache)  # else its seconds would be booked on the decode that waits for it
+        waiting = [slot for slot in self._slots if slot.request is not None and slot.source is None]
+        new = [slot for slot in waiting if slot.request and slot.request.fresh and not slot.pages and not slot.ids]
+        for slot in new:
+            self._recall(slot)
+        while any(_waits(slot) for slot in self._slots):
+            if tiles := self._tiles():  # none where those that waited found no page
+                self._prefill_tiles(tiles)
+        for slot in new:
+            if slot.request is not None and slot.request.fork_from is None:
+                self._book.remember(digests(slot.request.ids[: slot.length]), slot.pages)
+        for slot in self._slots:
+            if slot.request is not None and slot.source is not None:
+                self._share(slot, self._slots[slot.source])
+        jax.block_until_ready(self._pools)  # else its seconds would be booked on the decode that waits for it
         self.counters.prefill_s += time.perf_counter() - started
 
-    def _row(self, q: int) -> int:
-        """The fixed row of a prefill where slot q is computed; skewed, so that group leaders spread over rows."""
-        return (q + q // self._bank) % self._bank
+    def _recall(self, slot: _Slot) -> None:
+        slot.pages = self._book.recall(digests(list(slot.pending)[:-1]))
+        slot.length = len(slot.pages) * PAGE
+        self.counters.copied += slot.length
+        for _ in range(slot.length):
+            slot.pending.popleft()
 
-    def _prefill_rows(self, taken: dict[int, int]) -> None:
-        rows = np.asarray([taken.get(r, r) for r in range(self._bank)], np.int32)  # row r of the first bank: slot r
+    def _tiles(self) -> list[tuple[list[int], int, list[int]]]:
+        """Up to `bank` tiles of what waits: (pages, start, tokens) each."""
+        tiles: list[tuple[list[int], int, list[int]]] = []
+        for q, slot in enumerate(self._slots):
+            while _waits(slot):
+                if len(tiles) == self._bank:
+                    return tiles
+                if not self._reserve(q, len(slot.pending) - 1):  # all of them now: no tile may lose its pages
+                    break
+                count = min(self._chunk, len(slot.pending) - 1)
+                tiles.append((slot.pages, slot.length, [slot.pending.popleft() for _ in range(count)]))
+                slot.length += count
+        return tiles
+
+    def _prefill_tiles(self, tiles: list[tuple[list[int], int, list[int]]]) -> None:
+        self._copy_pages()
+        table = self._table([pages for pages, _, _ in tiles], self._bank)
         tokens = np.zeros((self._bank, self._chunk), np.int32)
-        counts = np.zeros(self._bank, np.int32)
-        lengths = self._lengths()
-        for r, q in taken.items():
-            slot = self._slots[q]
-            count = min(self._chunk, len(slot.pending) - 1)
-            tokens[r, :count] = [slot.pending.popleft() for _ in range(count)]
-            counts[r] = count
-            slot.length += count
-        work = jax.device_put((lengths, rows, tokens, counts), self._sharding)
-        self._cache = self._prefill(self._params, self._cache, *work)
+        starts, counts = np.zeros(self._bank, np.int32), np.zeros(self._bank, np.int32)
+        for r, (_, start, ids) in enumerate(tiles):
+            starts[r], counts[r], tokens[r, : len(ids)] = start, len(ids), ids
+        work = jax.device_put((table, starts, tokens, counts), self._sharding)
+        self._pools = self._prefill(self._params, self._pools, *work)
         self.counters.prefilled += int(counts.sum())
         self.counters.prefill_dispatches += 1
 
-    def _copy_prompts(self, sharing: list[int]) -> None:
-        source, lengths = np.arange(self._slots_count, dtype=np.int32), self._lengths()
-        for q in sharing:
-            slot = self._slots[q]
-            assert slot.source is not None
-            leader, source[q] = self._slots[slot.source], slot.source
-            slot.length, slot.pending, slot.source = leader.length, deque(leader.pending), None
-            self.counters.copied += slot.length
-        self._cache = self._copy(self._cache, *jax.device_put((lengths, source), self._sharding))
+    def _table(self, rows: list[list[int]], size: int) -> np.ndarray:
+        table = np.zeros((size, self._width), np.int32)
+        for r, pages in enumerate(rows):
+            table[r, : len(pages)] = pages
+        return table
 
-    def _sample(self, running: list[int]) -> None:
+    def _copy_pages(self) -> None:
+        while self._copies:
+            now, self._copies = self._copies[:_COPIES], self._copies[_COPIES:]
+            pairs = np.zeros((2, _COPIES), np.int32)
+            pairs[:, : len(now)] = np.asarray(now, np.int32).T
+            self._pools = self._copy(self._pools, *jax.device_put((pairs[0], pairs[1]), self._sharding))
+
+    def _sample(self, running: list[int], *, only: bool) -> None:
         started = time.perf_counter()
-        control = jax.device_put(self._control(running), self._sharding)
-        self._cache, *out = self._decode(self._params, self._cache, control)
-        tokens, logprobs, emitted = jax.device_get(out)
-        for q in running:
-            count = int(emitted[:, q].sum())
-            self._take(q, tokens[:count, q].tolist(), logprobs[:count, q].tolist())
-            self.counters.sampled += count
+        size = min(size for size in self._decode if size >= len(running))
+        smaller = [other for other in self._decode if other < size]
+        floor = np.int32(max(smaller, default=0) if only else 0)
+        rows, floor = jax.device_put((self._rows(running, size), floor), self._sharding)
+        self._pools, drawn = self._decode[size](self._params, self._pools, rows, floor)
+        cuts = any(slot.request is not None and slot.request.cuts for slot in map(self._slots.__getitem__, running))
+        drawn = jax.device_get(drawn if cuts else drawn._replace(kept=()))
+        for r, q in enumerate(running):
+            self._take(q, r, drawn)
         self.counters.decode_dispatches += 1
         self.counters.decode_s += time.perf_counter() - started
 
-    def _lengths(self) -> np.ndarray:
-        return np.asarray([slot.length for slot in self._slots], np.int32)
+    def _rows(self, running: list[int], size: int) -> sampler.Rows:
+        lengths, last, drawn, remaining, top_k = (np.zeros(size, np.int32) for _ in range(5))
+        temperature, top_p = np.ones(size, np.float32), np.ones(size, np.float32)
+        min_p, active, key = np.zeros(size, np.float32), np.zeros(size, np.bool_), np.zeros((size, 2), np.uint32)
+        stops = np.full((size, _STOPS), -1, np.int32)
+        for r, q in enumerate(running):
+            slot, request = self._slots[q], self._slots[q].request
+            assert request is not None
+            lengths[r], last[r], drawn[r], remaining[r] = slot.length, slot.pending[0], len(slot.ids), slot.remaining
+            active[r], key[r] = True, slot.key
+            temperature[r], top_k[r], top_p[r], min_p[r] = (
+                request.temperature, min(request.top_k, self._config.vocab_size), request.top_p,
+                request.min_p if request.min_p >= 2**-126 else 0.0,
+            )  # fmt: skip
+            own = request.stop_ids[:_STOPS]
+            stops[r, : len(own)] = own
+        table = self._table([self._slots[q].pages for q in running], size)
+        cuts = Cuts(temperature, top_k, top_p, min_p)  # pyright: ignore[reportArgumentType]
+        return sampler.Rows(table, lengths, last, key, drawn, active, remaining, stops, cuts)  # pyright: ignore
 
-    def _control(self, running: list[int]) -> tuple[np.ndarray, ...]:
-        n = self._slots_count
-        last, drawn, remaining = (np.zeros(n, np.int32) for _ in range(3))
-        active, temperature, key = np.zeros(n, np.bool_), np.ones(n, np.float32), np.zeros((n, 2), np.uint32)
-        for q in running:
-            slot = self._slots[q]
-            assert slot.request is not None
-            last[q], drawn[q], active[q], key[q] = slot.pending[0], len(slot.ids), True, slot.key
-            remaining[q] = min(slot.request.max_tokens, slot.room) - len(slot.ids)
-            temperature[q] = slot.request.temperature
-        return self._lengths(), last, key, drawn, active, remaining, temperature
+    def _take(self, q: int, r: int, drawn: Any) -> None:
+        """Book one dispatch: each token drawn put the one before it into the cache; the last one waits.
 
-    def _take(self, q: int, tokens: list[int], logprobs: list[float]) -> None:
-        """Book one dispatch: each token drawn put the one before it into the cache; the last one waits."""
-        slot = self._slots[q]
-        assert slot.request is not None
-        slot.ids += tokens
-        slot.logprobs += logprobs
-        slot.versions += [self._version] * len(tokens)
-        slot.length += len(tokens)
-        slot.pending = deque(tokens[-1:])
-        if tokens[-1] in self._stop_ids:
+        What was drawn past a stop is dropped; its places in the pages are written again before anyone reads them.
+        """
+        slot, request = self._slots[q], self._slots[q].request
+        assert request is not None
+        tokens = drawn.tokens[: int(drawn.emitted[:, r].sum()), r].tolist()
+        if not tokens:
+            return
+        count, stopped = self._stop_at(slot, request, tokens)
+        slot.ids += tokens[:count]
+        slot.logprobs += drawn.logprobs[:count, r].tolist()
+        slot.raw_logprobs += drawn.raw_logprobs[:count, r].tolist()
+        slot.versions += [self._version] * count
+        if request.cuts:
+            slot.kept += [pack_kept(drawn.kept[n, r].astype("<u4").tobytes()) for n in range(count)]
+        slot.length += count
+        slot.pending = deque(tokens[count - 1 : count])
+        self.counters.sampled += count
+        if stopped:
             self._finish(q, "stop")
-        elif len(slot.ids) >= slot.request.max_tokens:
+        elif len(slot.ids) >= request.max_tokens:
             self._finish(q, "length")
         elif len(slot.ids) >= slot.room:
             self._finish(q, "context")
 
-    def _finish(self, q: int, stop: Stop) -> None:
-        slot = self._slots[q]
+    def _stop_at(self, slot: _Slot, request: SampleRequest, tokens: list[int]) -> tuple[int, bool]:
+        """How many of the new tokens belong to the turn, and whether it ends there."""
+        ends = self._stop_ids.union(request.stop_ids)
+        count = next((n + 1 for n, token in enumerate(tokens) if token in ends), None)
+        found = count is not None
+        tokens = tokens[:count]
+        if request.stop_strings and self._said(request, [*slot.ids, *tokens]):
+            return next(n for n in range(1, len(tokens) + 1) if self._said(request, [*slot.ids, *tokens[:n]])), True
+        return len(tokens), found
+
+    def _said(self, request: SampleRequest, ids: list[int]) -> bool:
+        assert self._text_of is not None
+        text = self._text_of(ids)
+        return any(string in text for string in request.stop_strings)
+
+    def _finish(self, q: int, stop: Stop, message: str = "") -> None:
+        slot, request = self._slots[q], self._slots[q].request
+        kept = tuple(slot.kept) if request is not None and request.cuts else None
         self._finished.append(
-            Sample(slot=q, ids=tuple(slot.ids), logprobs=tuple(slot.logprobs), versions=tuple(slot.versions), stop=stop)
-        )
-        slot.request = slot.source = None
+            Sample(
+                slot=q, ids=tuple(slot.ids), logprobs=tuple(slot.logprobs), versions=tuple(slot.versions), stop=stop,
+                raw_logprobs=tuple(slot.raw_logprobs), kept=kept, message=message,
+            )
+        )  # fmt: skip
+        self._stand_down(q)
+
+    def _stand_down(self, q: int) -> None:
+        self._slots[q].request = self._slots[q].source = None
+        for other in self._slots:
+            if other.source == q:  # its leader left before the prompt was computed
+                other.source = None
+
+    def _warm_up(self) -> None:
+        """Compile every batch size, and keep those that give the same bits as the largest.
+
+        A matrix library may choose the order of a sum by the number of rows; then a slot's last bit would depend
+        on how many others run, and the smaller batch is not used.
+        """
+        self._warm = True
+        results = {size: self._probe(size) for size in self._decode}
+        nothing = np.zeros(_COPIES, np.int32)
+        self._pools = self._copy(self._pools, *jax.device_put((nothing, nothing), self._sharding))
+        expected = results[max(results)]
+        self._decode = {size: self._decode[size] for size, result in results.items() if result == expected}
+
+    def _probe(self, size: int) -> bytes:
+        """The log-probabilities of a few rows decoded in a batch of this size, on pages that nobody has written yet."""
+        rows, count = self._rows([], size), min(8, self._book.free)
+        for r in range(count):
+            rows.table[r, 0], rows.last[r], rows.active[r] = 1 + r, (7 * r + 1) % self._config.vocab_size, True
+            rows.remaining[r], rows.key[r] = PAGE, (r, 1)
+        rows, floor = jax.device_put((rows, np.int32(0)), self._sharding)
+        self._pools, drawn = self._decode[size](self._params, self._pools, rows, floor)
+        return np.asarray(jax.device_get(drawn.logprobs))[:, :count].tobytes()
 
 
 def turn_key(seed: int, key: tuple[int, ...]) -> tuple[int, int]:
@@ -277,30 +489,18 @@ def turn_key(seed: int, key: tuple[int, ...]) -> tuple[int, int]:
     return int.from_bytes(digest[:4], "little"), int.from_bytes(digest[4:], "little")
 
 
+def _sizes(rows: Sequence[int], slots: int) -> list[int]:
+    """The batch sizes worth having for so many slots: the smallest that holds all of them is the last."""
+    if not rows or min(rows) < 1:
+        raise ValueError(f"Engine: rows={tuple(rows)}: expected batch sizes of at least 1")
+    sizes = sorted(set(rows))
+    return sizes[: next((n + 1 for n, size in enumerate(sizes) if size >= slots), len(sizes))]
+
+
+def _waits(slot: _Slot) -> bool:
+    """Whether tokens of its turn are still to be prefilled."""
+    return slot.request is not None and slot.source is None and len(slot.pending) > 1
+
+
 def _compiled(function: Any) -> int:
     return function._cache_size()
-
-
-def _slots_of(cache: Any, lengths: jax.Array, control: Sequence[Any] = (None,) * 6) -> sampler.Slots:
-    """Slots of the device's cache and the host's numbers; prefill and copy look at the lengths only."""
-    keys, values = cache
-    last, key, drawn, active, remaining, temperature = control
-    return sampler.Slots(keys, values, lengths, last, key, drawn, active, remaining, temperature)
-
-
-def _prefill(config: LlamaConfig, params: Any, cache: Any, lengths: Any, rows: Any, tokens: Any, counts: Any) -> Any:
-    slots = sampler.prefill(config, params, _slots_of(cache, lengths), rows, tokens, counts)
-    return slots.keys, slots.values
-
-
-def _copy(cache: Any, lengths: jax.Array, source: jax.Array) -> Any:
-    slots = sampler.copy_prefix(_slots_of(cache, lengths), source)
-    return slots.keys, slots.values
-
-
-def _decode(
-    config: LlamaConfig, params: Any, cache: Any, control: Any, *, steps: int, stop_ids: tuple[int, ...]
-) -> Any:
-    start = _slots_of(cache, control[0], control[1:])
-    slots, tokens, logprobs, emitted = sampler.decode(config, params, start, steps, stop_ids)
-    return (slots.keys, slots.values), tokens, logprobs, emitted

@@ -182,7 +182,7 @@ class ExternalSampler:
     def _error(self, slot: int, held: tuple[int, ...], message: str) -> Sample:
         self._held[slot] = held
         reason = f"{self._server.url}: {message}"
-        return Sample(slot=slot, ids=(), logprobs=(), versions=(), stop="error", error=reason)
+        return Sample(slot=slot, ids=(), logprobs=(), versions=(), stop="error", message=reason)
 
 
 def request_seed(key: tuple[int, ...]) -> int:

@@ -1,7 +1,8 @@
-"""Decoding as a state machine over Q slots: prefill, copy a prefix, decode. Pure functions.
+"""Decoding as a state machine over paged caches: prefill tiles of tokens, decode rows. Pure functions.
 
-A slot's numbers depend on its own tokens, key and temperature only, to the bit: every row of every
-product stands at a fixed place, attention skips nothing it would add, and each slot has its own key.
+A row's numbers depend on its own tokens, key and settings only, to the bit: a product's rows do not mix,
+attention skips nothing it would add, and each row has its own key. Which row of a batch it is makes no
+difference; how many rows the batch has may (a matrix library may order a sum by it), which the engine checks.
 """
 
 from __future__ import annotations
@@ -11,114 +12,126 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from agentrl_jax.kernels.kept import words
 from agentrl_jax.models import layers, rotary
 from agentrl_jax.models.decoder import DecoderConfig, unembedding
-from agentrl_jax.sampler import cache
-from agentrl_jax.sampler.select import choose
+from agentrl_jax.sampler import pages as cache
+from agentrl_jax.sampler.select import Cuts, choose
 
 Layers = tuple[jax.Array, ...]
 
 
-class Slots(NamedTuple):
-    """What Q slots hold. The cache has the first `lengths` tokens; `last` comes next and is not in it."""
+class Cache(NamedTuple):
+    """The pools of every layer, each [P, J, PAGE, C]."""
 
-    keys: Layers  # per layer [blocks, Q, J, BLOCK, C]
+    keys: Layers
     values: Layers
-    lengths: jax.Array  # i32[Q]
-    last: jax.Array  # i32[Q]
-    key: jax.Array  # u32[Q, 2] the turn's random key
-    drawn: jax.Array  # i32[Q] tokens drawn with that key
-    active: jax.Array  # bool[Q]
-    remaining: jax.Array  # i32[Q] tokens it may still draw
-    temperature: jax.Array  # f32[Q]
 
 
-def allocate(config: DecoderConfig, slots: int, context: int) -> Slots:
-    """Empty, inactive slots of `context` positions."""
-    dtype = jnp.dtype(config.compute_dtype)
+class Rows(NamedTuple):
+    """What R rows decode from. Their pages hold the first `lengths` tokens; `last` comes next and is not in them."""
 
-    def layers() -> Layers:
-        shape = (slots, context, config.kv_heads, config.head_width)
-        return tuple(cache.allocate(*shape, dtype) for _ in range(config.layers))
+    table: jax.Array  # i32[R, W]
+    lengths: jax.Array  # i32[R]
+    last: jax.Array  # i32[R]
+    key: jax.Array  # u32[R, 2] the turn's random key
+    drawn: jax.Array  # i32[R] tokens drawn with that key
+    active: jax.Array  # bool[R]
+    remaining: jax.Array  # i32[R] tokens it may still draw
+    stops: jax.Array  # i32[R, S] further ids that end its turn; -1 is none
+    cuts: Cuts
 
-    def zeros(dtype: jax.typing.DTypeLike, *shape: int) -> jax.Array:
-        return jnp.zeros((slots, *shape), dtype)
 
-    return Slots(
-        layers(), layers(), zeros(jnp.int32), zeros(jnp.int32), zeros(jnp.uint32, 2), zeros(jnp.int32),
-        zeros(jnp.bool_), zeros(jnp.int32), zeros(jnp.float32),
-    )  # fmt: skip
+class Drawn(NamedTuple):
+    """The tokens of one decode call, step by step; what is not `emitted` is 0."""
+
+    tokens: jax.Array  # i32[M, R]
+    logprobs: jax.Array  # f32[M, R]
+    raw_logprobs: jax.Array  # f32[M, R]
+    emitted: jax.Array  # bool[M, R]
+    kept: jax.Array  # u32[M, R, words(V)]
+
+
+def allocate(config: DecoderConfig, pages: int) -> Cache:
+    """Empty pools of `pages` pages."""
+
+    def pools() -> Layers:
+        shape = (pages, config.kv_heads, config.head_width)
+        return tuple(cache.allocate(*shape, jnp.dtype(config.compute_dtype)) for _ in range(config.layers))
+
+    return Cache(pools(), pools())
 
 
 def prefill(
-    config: DecoderConfig, params: Any, slots: Slots, rows: jax.Array, tokens: jax.Array, counts: jax.Array
-) -> Slots:
-    """Append tokens i32[R, S] (the first counts i32[R] of each row) to the caches of slots rows i32[R].
+    config: DecoderConfig, params: Any, pools: Cache, table: jax.Array, starts: jax.Array, tokens: jax.Array,
+    counts: jax.Array,
+) -> Cache:  # fmt: skip
+    """Write the keys and values of tokens i32[R, S] (the first counts i32[R] of each row), from position starts i32[R].
 
-    The rows must be distinct; one with count 0 is untouched. No logits are computed. `lengths` advance.
+    A row is a tile: a long prompt may take several rows of one call, since every layer writes before it reads.
+    No logits are computed. table i32[R, W].
     """
     columns = jnp.arange(tokens.shape[1], dtype=jnp.int32)[None]
-    positions = slots.lengths[rows][:, None] + columns
-    keep = columns < counts[:, None]
-    _, keys, values = _forward(config, params, slots, tokens, positions, keep, rows)
-    return slots._replace(keys=keys, values=values, lengths=slots.lengths.at[rows].add(counts, unique_indices=True))
-
-
-def copy_prefix(slots: Slots, source: jax.Array) -> Slots:
-    """Slot q takes what slot source[q] holds (q itself: nothing changes): a prompt computed once. source i32[Q]."""
-    lengths = slots.lengths[source]
-    moved = source != jnp.arange(source.shape[0], dtype=source.dtype)
-    keys, values = cache.copy((slots.keys, slots.values), source, jnp.max(jnp.where(moved, lengths, 0)))
-    return slots._replace(keys=keys, values=values, lengths=lengths)
+    positions = starts[:, None] + columns
+    _, pools = _forward(config, params, pools, tokens, positions, columns < counts[:, None], table)
+    return pools
 
 
 class _State(NamedTuple):
     step: jax.Array
-    slots: Slots
-    tokens: jax.Array
-    logprobs: jax.Array
-    emitted: jax.Array
+    pools: Cache
+    rows: Rows
+    drawn: Drawn
 
 
 def decode(
-    config: DecoderConfig, params: Any, slots: Slots, steps: int, stop_ids: tuple[int, ...]
-) -> tuple[Slots, jax.Array, jax.Array, jax.Array]:
-    """Up to `steps` tokens for every active slot -> (slots, tokens i32[M, Q], logprobs f32[M, Q], emitted bool[M, Q]).
+    config: DecoderConfig,
+    params: Any,
+    pools: Cache,
+    rows: Rows,
+    floor: jax.Array,
+    steps: int,
+    stop_ids: tuple[int, ...],
+) -> tuple[Cache, Drawn]:
+    """Up to `steps` tokens for every active row.
 
-    A slot falls inactive after a stop id (emitted, with its log-probability) or when `remaining` reaches 0;
-    the loop ends when none is active. Token n of a turn takes uniform(fold_in(key, n)).
+    A row falls inactive after a stop id (emitted, with its log-probability) or when `remaining` reaches 0;
+    the loop ends when at most `floor` i32[] rows are active: what is left fits a smaller batch, or is nothing.
+    Token n of a turn takes uniform(fold_in(key, n)).
     """
-    shape = (steps, slots.lengths.shape[0])
-    start = _State(
-        jnp.int32(0), slots, jnp.zeros(shape, jnp.int32), jnp.zeros(shape, jnp.float32), jnp.zeros(shape, jnp.bool_)
-    )
+    shape = (steps, rows.lengths.shape[0])
+    start = _State(jnp.int32(0), pools, rows, Drawn(
+        jnp.zeros(shape, jnp.int32), jnp.zeros(shape, jnp.float32), jnp.zeros(shape, jnp.float32),
+        jnp.zeros(shape, jnp.bool_), jnp.zeros((*shape, words(config.vocab_size)), jnp.uint32),
+    ))  # fmt: skip
     head = unembedding(config, params)
     stops = jnp.asarray(stop_ids, jnp.int32)
 
     def step(state: _State) -> _State:
-        slots, active = state.slots, state.slots.active
-        x, keys, values = _forward(
-            config, params, slots, slots.last[:, None], slots.lengths[:, None], active[:, None], None
+        rows, active = state.rows, state.rows.active
+        x, pools = _forward(
+            config, params, state.pools, rows.last[:, None], rows.lengths[:, None], active[:, None], rows.table
         )
         x = layers.norm(config, x[:, 0], params["final_norm"])
         logits = jnp.einsum("qd,vd->qv", x, head, preferred_element_type=jnp.float32)
         logits = layers.soft_cap(logits, config.final_soft_cap)
-        tokens, logprobs = choose(logits, _uniforms(slots.key, slots.drawn), slots.temperature)
-        one = active.astype(jnp.int32)
-        remaining = slots.remaining - one
-        stopped = jnp.any(tokens[:, None] == stops[None], axis=1)
-        after = slots._replace(
-            keys=keys, values=values, lengths=slots.lengths + one, drawn=slots.drawn + one, remaining=remaining,
-            last=jnp.where(active, tokens, slots.last), active=active & ~stopped & (remaining > 0),
+        choice = choose(logits, _uniforms(rows.key, rows.drawn), rows.cuts)
+        tokens, one = choice.tokens, active.astype(jnp.int32)
+        remaining = rows.remaining - one
+        stopped = jnp.any(tokens[:, None] == stops[None], axis=1) | jnp.any(tokens[:, None] == rows.stops, axis=1)
+        after = rows._replace(
+            lengths=rows.lengths + one, drawn=rows.drawn + one, remaining=remaining,
+            last=jnp.where(active, tokens, rows.last), active=active & ~stopped & (remaining > 0),
         )  # fmt: skip
-        return _State(
-            state.step + 1, after, state.tokens.at[state.step].set(jnp.where(active, tokens, 0)),
-            state.logprobs.at[state.step].set(jnp.where(active, logprobs, 0.0)),
-            state.emitted.at[state.step].set(active),
-        )  # fmt: skip
+        new = (tokens, choice.logprobs, choice.raw_logprobs, active, choice.kept)
+        drawn = Drawn(*(
+            old.at[state.step].set(jnp.where(active.reshape(-1, *(1,) * (x.ndim - 1)), x, jnp.zeros_like(x)))
+            for old, x in zip(state.drawn, new, strict=True)
+        ))  # fmt: skip
+        return _State(state.step + 1, pools, after, drawn)
 
-    end = jax.lax.while_loop(lambda s: (s.step < steps) & jnp.any(s.slots.active), step, start)
-    return end.slots, end.tokens, end.logprobs, end.emitted
+    end = jax.lax.while_loop(lambda s: (s.step < steps) & (jnp.sum(s.rows.active) > floor), step, start)
+    return end.pools, end.drawn
 
 
 def _uniforms(key: jax.Array, drawn: jax.Array) -> jax.Array:
@@ -129,29 +142,28 @@ def _uniforms(key: jax.Array, drawn: jax.Array) -> jax.Array:
 
 
 def _forward(
-    config: DecoderConfig, params: Any, slots: Slots, tokens: jax.Array, positions: jax.Array, keep: jax.Array,
-    rows: jax.Array | None,
-) -> tuple[jax.Array, Layers, Layers]:  # fmt: skip
-    """Hidden states [R, S, D] before the final norm, and the caches with the kept tokens written."""
-    where = jnp.arange(tokens.shape[0], dtype=jnp.int32) if rows is None else rows
-    blocks = (jnp.max(jnp.where(keep, positions, 0)) // cache.BLOCK + 1).astype(jnp.int32)
+    config: DecoderConfig, params: Any, pools: Cache, tokens: jax.Array, positions: jax.Array, keep: jax.Array,
+    table: jax.Array,
+) -> tuple[jax.Array, Cache]:  # fmt: skip
+    """Hidden states [R, S, D] before the final norm, and the pools with the kept tokens written."""
+    blocks = (jnp.max(jnp.where(keep, positions, 0)) // cache.PAGE + 1).astype(jnp.int32)
     x = layers.embed(config, params["embedding"], tokens)
     tables = rotary.rotations(config, positions)
-    caches = []
+    written = []
     for index, p in enumerate(params["layers"]):
 
         def attend(q: jax.Array, k: jax.Array, v: jax.Array, index: int = index) -> tuple[jax.Array, Any]:
-            keys = cache.write(slots.keys[index], where, positions, k, keep)
-            values = cache.write(slots.values[index], where, positions, v, keep)
+            keys = cache.write(pools.keys[index], table, positions, k, keep)
+            values = cache.write(pools.values[index], table, positions, v, keep)
             window = config.window_of(index)
             attended = cache.attend(
-                q, keys, values, rows, positions, blocks, scale=config.scale,
+                q, keys, values, table, positions, blocks, scale=config.scale,
                 window=None if window is None else jnp.int32(window), soft_cap=config.attention_soft_cap,
             )  # fmt: skip
             return attended, (keys, values)
 
         rotation = tables[rotary.kind_of(config, index)]
-        x, kept = layers.layer(config, p, x, rotation, attend, fixed_places=True)
-        caches.append(kept)
-    keys, values = zip(*caches, strict=True)
-    return x, keys, values
+        x, pair = layers.layer(config, p, x, rotation, attend, fixed_places=True)
+        written.append(pair)
+    keys, values = zip(*written, strict=True)
+    return x, Cache(keys, values)

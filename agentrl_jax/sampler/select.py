@@ -2,30 +2,66 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 
-_UNDERFLOW = -87.0  # below this exp is no normal f32; it counts as probability zero
+from agentrl_jax.kernels.kept import pack, words
+
+_UNDERFLOW = 87.0  # this far below the peak exp is no normal f32; it counts as probability zero
 
 
-def choose(logits: jax.Array, uniforms: jax.Array, temperature: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Exact inverse-CDF samples of softmax(logits / temperature); temperature 0 takes the largest logit.
+class Cuts(NamedTuple):
+    """What each of Q rows draws from. Neutral: temperature 1, top_k 0, top_p 1, min_p 0."""
+
+    temperature: jax.Array  # f32[Q]; 0 takes the largest logit, and cuts mean nothing
+    top_k: jax.Array  # i32[Q]; 0 is off
+    top_p: jax.Array  # f32[Q]
+    min_p: jax.Array  # f32[Q]
+
+    def cut(self) -> jax.Array:
+        """bool[Q]: rows that draw from a part of the vocabulary."""
+        cuts = (self.top_k > 0) | (self.top_p < 1.0) | (self.min_p > 0.0)
+        return cuts & (self.temperature > 0.0)
+
+
+class Choice(NamedTuple):
+    """One token a row."""
+
+    tokens: jax.Array  # i32[Q]
+    logprobs: jax.Array  # f32[Q] under the distribution drawn from; at temperature 0 that of temperature 1
+    raw_logprobs: jax.Array  # f32[Q] under the whole vocabulary at temperature 1
+    kept: jax.Array  # u32[Q, words(V)] the tokens that a cut left (kernels/kept.py); 0 where a row is not cut
+
+
+def choose(logits: jax.Array, uniforms: jax.Array, cuts: Cuts) -> Choice:
+    """Exact inverse-CDF samples of softmax(logits / temperature) over the tokens that the cuts leave.
+
+    In this order, each on what the one before left: temperature; top_k, the k largest; top_p, the fewest
+    largest whose mass reaches p; min_p, those of at least min_p times the largest probability. Equal logits
+    stay or go together, so a tie may keep a few more. Holtzman et al. 2019, arXiv:1904.09751; Nguyen et al.
+    2024, arXiv:2407.01082.
 
     The vocabulary is walked in two levels: partial sums of about sqrt(V) interleaved lanes pick a lane, a
     running sum inside the lane picks the token. (Any fixed order of the tokens gives the same distribution;
     interleaved lanes make the partial sums vector additions.) A token of probability 0 is never picked.
+    A cut is one number a row, the largest depth below the peak that stays: rows without cuts pay nothing.
 
-    logits f32[Q, V], uniforms f32[Q] in [0, 1), temperature f32[Q] -> tokens i32[Q], logprobs f32[Q].
-    The log-probability is under the distribution sampled from, at its temperature; at temperature 0 it is
-    that of temperature 1.
+    logits f32[Q, V], uniforms f32[Q] in [0, 1).
     """
-    greedy = temperature <= 0.0
-    scaled = logits / jnp.where(greedy, 1.0, temperature)[:, None]
+    greedy = cuts.temperature <= 0.0
+    temperature = jnp.where(greedy, 1.0, cuts.temperature)
+    scaled = logits / temperature[:, None]
     lanes = _lanes(scaled)  # [Q, S, W]
     top = jnp.max(lanes, axis=1)
     peak = jnp.max(top, axis=1)
-    shifted = lanes - peak[:, None, None]
-    mass = jnp.where(shifted > _UNDERFLOW, jnp.exp(shifted), 0.0)
+    depth = peak[:, None, None] - lanes
+    cut = cuts.cut()
+    blank = (jnp.full_like(peak, _UNDERFLOW), jnp.zeros((logits.shape[0], words(logits.shape[1])), jnp.uint32))
+    limit, kept = jax.lax.cond(jnp.any(cut), lambda: _cut(depth, logits.shape[1], cuts, cut), lambda: blank)
+    mass = jnp.where(depth <= limit[:, None, None], jnp.exp(-depth), 0.0)
     sums = jnp.sum(mass, axis=1)
     running = _running_sum(sums)
     total = running[:, -1]
@@ -38,8 +74,59 @@ def choose(logits: jax.Array, uniforms: jax.Array, temperature: jax.Array) -> tu
     # At temperature 0 the lane's maximum has mass exp(0) = 1, the largest there is.
     inside = jnp.where(greedy, jnp.argmax(column, axis=1).astype(jnp.int32), inside)
     tokens = inside * lanes.shape[2] + lane
-    chosen = jnp.take_along_axis(scaled, tokens[:, None], axis=1)[:, 0]
-    return tokens, chosen - peak - jnp.log(total)
+    logprobs = jnp.take_along_axis(scaled, tokens[:, None], axis=1)[:, 0] - peak - jnp.log(total)
+    plain = ~cut & (temperature == 1.0)
+    raw = jax.lax.cond(jnp.all(plain), lambda: logprobs, lambda: _raw_logprobs(logits, tokens))
+    return Choice(tokens, logprobs, jnp.where(plain, logprobs, raw), kept)
+
+
+def _raw_logprobs(logits: jax.Array, tokens: jax.Array) -> jax.Array:
+    lanes = _lanes(logits)
+    peak = jnp.max(lanes, axis=(1, 2))
+    total = jnp.sum(jnp.sum(jnp.exp(lanes - peak[:, None, None]), axis=1), axis=1)
+    return jnp.take_along_axis(logits, tokens[:, None], axis=1)[:, 0] - peak - jnp.log(total)
+
+
+def _cut(depth: jax.Array, vocab: int, cuts: Cuts, cut: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The depth below the peak down to which each row keeps tokens, and those tokens as bits.
+
+    Depths are floats of one sign, so their bit patterns are in their order: bisection over the patterns finds
+    the smallest limit that keeps k tokens, or the mass p, exactly and without sorting the vocabulary.
+    """
+    mass = jnp.where(depth <= _UNDERFLOW, jnp.exp(-depth), 0.0)
+
+    def smallest(reaches: Callable[[jax.Array], jax.Array]) -> jax.Array:
+        def halve(_: jax.Array, bounds: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+            low, high = bounds
+            middle = low + (high - low) // 2
+            enough = reaches(jax.lax.bitcast_convert_type(middle, jnp.float32))
+            return jnp.where(enough, low, middle + 1), jnp.where(enough, middle, high)
+
+        most = jax.lax.bitcast_convert_type(jnp.float32(_UNDERFLOW), jnp.int32)
+        bounds = (jnp.zeros(depth.shape[0], jnp.int32), jnp.broadcast_to(most, depth.shape[:1]))
+        return jax.lax.bitcast_convert_type(jax.lax.fori_loop(0, 31, halve, bounds)[1], jnp.float32)
+
+    def within(limit: jax.Array, values: jax.Array) -> jax.Array:
+        kept = jnp.where(depth <= limit[:, None, None], values, jnp.zeros_like(values))
+        return jnp.sum(jnp.sum(kept, axis=1), axis=1)
+
+    everything = jnp.full(depth.shape[:1], _UNDERFLOW, jnp.float32)
+    ones = jnp.ones_like(depth)
+    by_count = jax.lax.cond(
+        jnp.any(cut & (cuts.top_k > 0)),
+        lambda: smallest(lambda limit: within(limit, ones) >= cuts.top_k.astype(jnp.float32)),
+        lambda: everything,
+    )
+    limit = jnp.where(cuts.top_k > 0, by_count, everything)
+    # What rounding may take from a sum that should reach p exactly: .6 + .3 has reached .9.
+    wanted = cuts.top_p * (1.0 - 1e-6) * within(limit, mass)
+    by_mass = jax.lax.cond(
+        jnp.any(cut & (cuts.top_p < 1.0)), lambda: smallest(lambda low: within(low, mass) >= wanted), lambda: everything
+    )
+    limit = jnp.minimum(limit, jnp.where(cuts.top_p < 1.0, by_mass, everything))
+    limit = jnp.where(cuts.min_p > 0.0, jnp.minimum(limit, -jnp.log(cuts.min_p)), limit)
+    kept = (depth <= limit[:, None, None]).reshape(depth.shape[0], -1)[:, :vocab]
+    return jnp.where(cut, limit, _UNDERFLOW), jnp.where(cut[:, None], pack(kept), jnp.uint32(0))
 
 
 def _lanes(logits: jax.Array) -> jax.Array:

@@ -21,7 +21,8 @@ def params():
 
 @pytest.fixture(scope="module")
 def shared_engine(params):
-    engine = Engine(CONFIG, slots=8, context=96, bank=4, prefill_chunk=8, decode_steps=4, stop_ids=(STOP,), seed=7)
+    engine = Engine(CONFIG, slots=8, context=96, bank=4, prefill_chunk=8, decode_steps=4, stop_ids=(STOP,), seed=7,
+                    text_of=text)  # fmt: skip
     engine.publish(publish(CONFIG, params), 5)
     return engine
 
@@ -33,9 +34,13 @@ def engine(shared_engine):
         shared_engine.advance()
 
 
-def ask(slot, ids, *key, fresh=True, max_tokens=12, temperature=1.0, share_with=None):
+def text(ids):
+    return "".join(f"<{token}>" for token in ids)
+
+
+def ask(slot, ids, *key, fresh=True, max_tokens=12, temperature=1.0, **more):
     return SampleRequest(slot=slot, key=key or (slot,), ids=tuple(ids), fresh=fresh, max_tokens=max_tokens,
-                         temperature=temperature, share_with=share_with)  # fmt: skip
+                         temperature=temperature, **more)  # fmt: skip
 
 
 def finish(engine):
@@ -167,14 +172,14 @@ def test_a_cancelled_turn_frees_its_slot_and_changes_no_other(engine):
 
 
 def test_stops_length_context_and_versions(engine, params):
-    engine.submit(ask(0, range(5, 85), max_tokens=50))
+    engine.submit(ask(0, [5 + n % 50 for n in range(80)], max_tokens=50))
     engine.submit(ask(1, [9], max_tokens=1))
-    engine.submit(ask(2, range(96)))
+    engine.submit(ask(2, [5] * 96))
     samples = finish(engine)
     if samples[0].stop == "context":
         assert len(samples[0].ids) == 96 - 80
     assert (len(samples[1].ids), samples[1].versions) == (1, (5,)) and samples[1].stop in ("length", "stop")
-    assert (samples[2].stop, samples[2].ids) == ("context", ())
+    assert (samples[2].stop, samples[2].ids) == ("context", ()) and "context=96" in samples[2].message
     for q in range(8):
         engine.submit(ask(q, [q + 20], 99, q, max_tokens=90))
     for sample in finish(engine).values():
@@ -201,7 +206,7 @@ def test_no_implicit_transfers_and_each_function_compiles_once(engine):
                 ids, share = range(5, 9 + 5 * round_), 0 if q else None
                 engine.submit(ask(q, ids, round_, q, share_with=share, temperature=q / 4))
             finish(engine)
-    assert engine.cache_sizes() == {"prefill": 1, "copy_prefix": 1, "decode": 1}
+    assert engine.cache_sizes() == {"prefill": 1, "copy_pages": 1, "decode_8": 1}
 
 
 def test_published_params_survive_donation(params):
@@ -228,5 +233,5 @@ def test_a_busy_slot_and_an_unpublished_engine_refuse(engine):
     engine.submit(ask(0, [5, 6]))
     with pytest.raises(ValueError, match="busy"):
         engine.submit(ask(0, [5, 6]))
-    with pytest.raises(ValueError, match="bank=3"):
-        Engine(CONFIG, slots=8, context=8, bank=3, prefill_chunk=4, decode_steps=2, stop_ids=(), seed=0)
+    with pytest.raises(ValueError, match="rows="):
+        Engine(CONFIG, slots=8, context=8, bank=3, prefill_chunk=4, decode_steps=2, stop_ids=(), seed=0, rows=(0, 8))

@@ -118,7 +118,7 @@ def test_the_same_tokens_and_log_probs_as_the_engine_here(served, engine, url, d
         for slot in range(4):
             assert (far[slot].ids, far[slot].stop) == (near[slot].ids, near[slot].stop)
             assert far[slot].logprobs == pytest.approx(near[slot].logprobs, abs=1e-5)
-            assert set(far[slot].versions) == {0} and far[slot].error is None
+            assert set(far[slot].versions) == {0} and far[slot].message == ""
 
 
 def test_a_rollout_through_it_is_the_rollout_through_the_engine(served, engine, url, tmp_path):
@@ -248,13 +248,13 @@ def test_what_may_pass_is_tried_again_with_the_same_seed(served):
 )
 def test_an_answer_that_cannot_train_is_an_error_that_says_what_to_do(served, body, words):
     sample, asked, _ = answer(served, (200, body, {}))
-    assert sample.stop == "error" and words in sample.error and sample.ids == () and len(asked) == 1
+    assert sample.stop == "error" and words in sample.message and sample.ids == () and len(asked) == 1
 
 
 def test_completions_without_token_ids_name_the_option(served):
     body = {"choices": [{"text": "x", "logprobs": {"token_logprobs": [-1.0]}}]}
     sample, _, _ = answer(served, (200, body, {}), dialect=COMPLETIONS)
-    assert sample.stop == "error" and "return_token_ids" in sample.error
+    assert sample.stop == "error" and "return_token_ids" in sample.message
 
 
 def test_sglangs_native_answer_is_read(served):
@@ -266,12 +266,12 @@ def test_sglangs_native_answer_is_read(served):
 
 def test_a_refusal_is_not_tried_again_and_a_dead_server_is_given_up(served):
     sample, asked, _ = answer(served, (400, {"error": "too long"}, {}))
-    assert sample.stop == "error" and "HTTP 400" in sample.error and len(asked) == 1
+    assert sample.stop == "error" and "HTTP 400" in sample.message and len(asked) == 1
     sample, asked, _ = answer(served, (500, {}, {}), attempts=2)
-    assert sample.stop == "error" and "attempt 2" in sample.error and len(asked) == 2
+    assert sample.stop == "error" and "attempt 2" in sample.message and len(asked) == 2
     with external("http://127.0.0.1:9", served, attempts=2) as sampler:
         sampler.submit(ask(0, [9], 1))
-        assert "ConnectError" in finish(sampler)[0].error
+        assert "ConnectError" in finish(sampler)[0].message
 
 
 def test_a_hang_ends_at_the_deadline_and_the_slot_keeps_its_context(served):
@@ -283,7 +283,7 @@ def test_a_hang_ends_at_the_deadline_and_the_slot_keeps_its_context(served):
         hung = finish(sampler)[0]
         sampler.submit(ask(0, [7], 3, fresh=False))
         finish(sampler)
-    assert hung.stop == "error" and "no answer within 2 s" in hung.error
+    assert hung.stop == "error" and "no answer within 2 s" in hung.message
     assert [body["token_ids"] for _, body in asked] == [[9, 9], [9, 9, 5, 6, 8], [9, 9, 5, 6, 7]]
 
 

@@ -440,5 +440,5 @@ def test_an_api_key_is_asked_for(say, replace):
 
 
 def test_each_device_function_is_compiled_once(url, service):
-    sizes = service.pump._sampler.cache_sizes()  # the copy's cache is shared by all engines of the process
-    assert (sizes["prefill"], sizes["decode"]) == (1, 1)
+    sizes = service.pump._sampler.cache_sizes()
+    assert set(sizes.values()) == {1}, sizes

@@ -1,0 +1,82 @@
+"""Keys and values in pages of a pool [P, J, PAGE, C]; a row's table says which pages hold its positions.
+
+Position p of a row is at offset p % PAGE of page table[p // PAGE]. Page 0 is nobody's: tables are filled up
+with it and it is never written. Rows may name the same page, so a prompt is stored once for its group.
+
+Attention walks a table with a running softmax (Milakov & Gimelshein 2018, arXiv:1805.02867) and stops after
+the last page in use. A page where a row has nothing to see changes none of its bits: the maximum stays,
+exp(0) = 1 scales, 0 is added. So a row's numbers never depend on how long its neighbours are.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+PAGE = 32
+_NEGATIVE = -1e30
+
+
+def allocate(pages: int, kv_heads: int, head_width: int, dtype: jax.typing.DTypeLike) -> jax.Array:
+    """An empty pool of `pages` pages, the nobody's page among them."""
+    return jnp.zeros((pages, kv_heads, PAGE, head_width), dtype)
+
+
+def write(pool: jax.Array, table: jax.Array, positions: jax.Array, update: jax.Array, keep: jax.Array) -> jax.Array:
+    """Put update [R, S, J, C] at positions i32[R, S] of the rows of table i32[R, W], in place where `keep` bool[R, S].
+
+    No two kept positions may share a place: whoever writes a page must be the only one that holds it.
+    """
+    page = jnp.take_along_axis(table, positions // PAGE, axis=1)
+    page = jnp.where(keep, page, pool.shape[0])  # out of range: dropped
+    return pool.at[page, :, positions % PAGE].set(update.astype(pool.dtype), mode="drop", unique_indices=True)
+
+
+def copy(pools: Any, source: jax.Array, target: jax.Array) -> Any:
+    """In every pool of the tree, page target[n] becomes a copy of page source[n]; target 0 copies nothing. i32[N]."""
+
+    def one(pool: jax.Array) -> jax.Array:
+        return pool.at[jnp.where(target > 0, target, pool.shape[0])].set(pool[source], mode="drop")
+
+    return jax.tree.map(one, pools)
+
+
+def attend(
+    q: jax.Array, keys: jax.Array, values: jax.Array, table: jax.Array, positions: jax.Array, blocks: jax.Array,
+    *, scale: float, window: jax.Array | None = None, soft_cap: float | None = None,
+) -> jax.Array:  # fmt: skip
+    """Attention of q [R, S, H, C] at positions i32[R, S] over what the pages of table i32[R, W] hold up to there.
+
+    softmax(cap(scale * q . k)) v in f32, grouped queries, cap(x) = soft_cap * tanh(x / soft_cap); a token reads back
+    `window` i32[] positions, itself included. `blocks` i32[]: how many pages to walk. -> f32[R, S, H, C].
+    """
+    r, s, h, c = q.shape
+    j = keys.shape[1]
+    grouped = (q.astype(jnp.float32) * scale).reshape(r, s, j, h // j, c).transpose(0, 2, 3, 1, 4)
+    grouped = grouped.reshape(r, j, (h // j) * s, c)
+    limit = jnp.tile(positions, (1, h // j))[:, None, :, None]  # [R, 1, G * S, 1]
+    column = jnp.arange(PAGE, dtype=jnp.int32)[None, None, None]
+
+    def block(index: jax.Array, carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+        peak, total, out = carry
+        page = jax.lax.dynamic_index_in_dim(table, index, axis=1, keepdims=False)
+        k, v = (pool[page].astype(jnp.float32) for pool in (keys, values))
+        here = column + index * PAGE
+        seen = here <= limit if window is None else (here <= limit) & (here > limit - window)
+        scores = jnp.einsum("rjsc,rjtc->rjst", grouped, k)
+        if soft_cap is not None:
+            scores = soft_cap * jnp.tanh(scores / soft_cap)
+        scores = jnp.where(seen, scores, _NEGATIVE)
+        higher = jnp.maximum(peak, jnp.max(scores, axis=-1))
+        mass = jnp.where(seen, jnp.exp(scores - higher[..., None]), 0.0)
+        shrink = jnp.exp(peak - higher)
+        out = out * shrink[..., None] + jnp.einsum("rjst,rjtc->rjsc", mass, v)
+        return higher, total * shrink + jnp.sum(mass, axis=-1), out
+
+    zeros = jnp.zeros(grouped.shape[:3], jnp.float32)
+    start = (zeros + _NEGATIVE, zeros, jnp.zeros(grouped.shape, jnp.float32))
+    _, total, out = jax.lax.fori_loop(0, blocks, block, start)
+    out = (out / total[..., None]).reshape(r, j, h // j, s, c).transpose(0, 3, 1, 2, 4)
+    return out.reshape(r, s, h, c)
