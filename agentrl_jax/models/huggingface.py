@@ -91,10 +91,9 @@ def rope_scaling(found: Mapping[str, Any], context: int, where: str) -> RopeScal
     missing = [name for name in needed if found.get(name) is None] + ([] if factor else ["factor"])
     if missing:
         raise UserError(f"{where}: rope_type {kind!r} lacks {', '.join(missing)}")
-    scaling: dict[str, Any] = {"kind": kind, "factor": factor}
     if kind == "linear":
-        return RopeScaling(**scaling)
-    scaling["original_context"] = original
+        return RopeScaling(kind=kind, factor=factor)
+    scaling: dict[str, Any] = {"kind": kind, "factor": factor, "original_context": original}
     if kind == "llama3":
         frequencies = {ours: float(found[theirs]) for ours, theirs in _LLAMA3.items()}
         return RopeScaling(**scaling, **frequencies)
