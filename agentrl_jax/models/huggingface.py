@@ -93,12 +93,13 @@ def rope_scaling(found: Mapping[str, Any], context: int, where: str) -> RopeScal
         raise UserError(f"{where}: rope_type {kind!r} lacks {', '.join(missing)}")
     if kind == "linear":
         return RopeScaling(kind=kind, factor=factor)
-    scaling: dict[str, Any] = {"kind": kind, "factor": factor, "original_context": original}
     if kind == "llama3":
-        frequencies = {ours: float(found[theirs]) for ours, theirs in _LLAMA3.items()}
-        return RopeScaling(**scaling, **frequencies)
+        low, high = (float(found[name]) for name in _LLAMA3.values())
+        return RopeScaling(kind=kind, factor=factor, original_context=original, low_frequency=low, high_frequency=high)
     return RopeScaling(
-        **scaling,
+        kind=kind,
+        factor=factor,
+        original_context=original,
         beta_fast=float(found.get("beta_fast") or 32.0),
         beta_slow=float(found.get("beta_slow") or 1.0),
         attention_factor=_yarn_attention_factor(found, factor),
