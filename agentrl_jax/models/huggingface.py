@@ -86,23 +86,23 @@ def rope_scaling(found: Mapping[str, Any], context: int, where: str) -> RopeScal
     if float(found.get("partial_rotary_factor", 1.0)) != 1.0:
         raise UserError(f"{where}: partial_rotary_factor is {found['partial_rotary_factor']!r}; expected 1.0")
     original = int(found.get("original_max_position_embeddings") or context)
-    factor = found.get("factor") or (context / original if kind == "yarn" else None)
+    factor = float(found.get("factor") or (context / original if kind == "yarn" and original else 0.0))
     needed = ("low_freq_factor", "high_freq_factor") if kind == "llama3" else ()
     missing = [name for name in needed if found.get(name) is None] + ([] if factor else ["factor"])
     if missing:
         raise UserError(f"{where}: rope_type {kind!r} lacks {', '.join(missing)}")
-    scaling: dict[str, Any] = {"kind": kind, "factor": float(factor or 1.0)}
     if kind == "linear":
-        return RopeScaling(**scaling)
-    scaling["original_context"] = original
+        return RopeScaling(kind=kind, factor=factor)
     if kind == "llama3":
-        frequencies: dict[str, Any] = {ours: float(found[theirs]) for ours, theirs in _LLAMA3.items()}
-        return RopeScaling(**scaling, **frequencies)
+        low, high = (float(found[name]) for name in _LLAMA3.values())
+        return RopeScaling(kind=kind, factor=factor, original_context=original, low_frequency=low, high_frequency=high)
     return RopeScaling(
-        **scaling,
+        kind=kind,
+        factor=factor,
+        original_context=original,
         beta_fast=float(found.get("beta_fast") or 32.0),
         beta_slow=float(found.get("beta_slow") or 1.0),
-        attention_factor=_yarn_attention_factor(found, scaling["factor"]),
+        attention_factor=_yarn_attention_factor(found, factor),
         truncate=bool(found.get("truncate", True)),
     )
 
