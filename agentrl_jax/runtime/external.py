@@ -105,9 +105,9 @@ class ExternalSampler:
         ids = (*held, *request.ids)
         self._held[request.slot] = ids
         room = self._context - len(ids)
-        if room <= 0:
+        if room <= 0 or request.cuts or request.stop_strings:
             done: concurrent.futures.Future[Sample] = concurrent.futures.Future()
-            done.set_result(Sample(slot=request.slot, ids=(), logprobs=(), versions=(), stop="context"))
+            done.set_result(self._unasked(request, held, room))
             self._pending[request.slot] = done
             return
         asked = self._asked(request, ids, min(request.max_tokens, room))
@@ -164,8 +164,14 @@ class ExternalSampler:
         """A field that requests gain goes into `Asked` here, and into the bodies of the dialects below."""
         return Asked(
             model=self._model, ids=ids, max_tokens=max_tokens, temperature=request.temperature,
-            seed=request_seed(request.key), stop_ids=self._stop_ids,
+            seed=request_seed(request.key), stop_ids=(*self._stop_ids, *request.stop_ids),
         )  # fmt: skip
+
+    def _unasked(self, request: SampleRequest, held: tuple[int, ...], room: int) -> Sample:
+        if room <= 0:
+            return Sample(slot=request.slot, ids=(), logprobs=(), versions=(), stop="context")
+        what = "stop_strings are the engine's" if request.stop_strings else "top_k, top_p and min_p need the kept set"
+        return self._error(request.slot, held, f"{what}, which this server does not tell; leave them out")
 
     async def _sample(self, request: SampleRequest, asked: Asked, held: tuple[int, ...], version: int) -> Sample:
         try:

@@ -36,14 +36,18 @@ class Piece(NamedTuple):
 class Job:
     """One turn to sample in a context of its own.
 
-    Its tokens follow from `ids`, `key`, `max_tokens` and `temperature`. `tell` is called from the pump's thread with
-    each `Piece`, or once with the exception that ended the job.
+    Its tokens follow from `ids`, `key`, `max_tokens`, `temperature` and the cuts (see `SampleRequest`). `tell` is
+    called from the pump's thread with each `Piece`, or once with the exception that ended the job.
     """
 
     ids: tuple[int, ...]
     key: tuple[int, ...]
     max_tokens: int
     temperature: float
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    stop_ids: tuple[int, ...] = ()
     tell: Callable[[Piece | Exception], None]
     cancelled: bool = False
     _sent: int = field(default=0, repr=False)
@@ -52,7 +56,8 @@ class Job:
         """The job as the sampler's request for a slot. A field that requests gain is passed on here."""
         return SampleRequest(
             slot=slot, key=self.key, ids=self.ids, fresh=True, share_with=share_with,
-            max_tokens=self.max_tokens, temperature=self.temperature,
+            max_tokens=self.max_tokens, temperature=self.temperature, top_k=self.top_k, top_p=self.top_p,
+            min_p=self.min_p, stop_ids=self.stop_ids,
         )  # fmt: skip
 
     def report(self, found: Partial | Sample, stop: Stop | None) -> None:
@@ -186,7 +191,11 @@ class Pump:
     def _report(self, samples: Sequence[Sample]) -> None:
         for sample in samples:
             job = self._running.pop(sample.slot)
-            if not job.cancelled:
+            if job.cancelled:
+                continue
+            if sample.stop == "error":
+                job.tell(ValueError(sample.message))
+            else:
                 job.report(sample, sample.stop)
         for slot, job in self._running.items():
             if not job.cancelled:

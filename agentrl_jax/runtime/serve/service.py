@@ -57,7 +57,8 @@ class Service:
         jobs = [
             Job(
                 ids=prompt, key=settings.key(choice), max_tokens=settings.max_tokens,
-                temperature=settings.temperature, tell=partial(_tell, loop, events, choice),
+                temperature=settings.temperature, top_k=settings.top_k, top_p=settings.top_p, min_p=settings.min_p,
+                stop_ids=settings.stop_ids, tell=partial(_tell, loop, events, choice),
             )
             for choice in range(settings.n)
         ]  # fmt: skip

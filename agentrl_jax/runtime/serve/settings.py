@@ -13,9 +13,8 @@ MOST_CHOICES, MOST_STOPS, LONGEST_STOP = 128, 16, 256
 
 # What would change the distribution or the tokens, and the values that ask for nothing.
 _NOT_COMPUTED: Mapping[str, Sequence[Any]] = {
-    "top_p": [1, 1.0], "top_k": [0, -1], "min_p": [0, 0.0], "frequency_penalty": [0, 0.0],
-    "presence_penalty": [0, 0.0], "repetition_penalty": [1, 1.0], "logit_bias": [{}], "min_tokens": [0],
-    "ignore_eos": [False], "best_of": [1], "use_beam_search": [False], "echo": [False], "suffix": [""],
+    "frequency_penalty": [0, 0.0], "presence_penalty": [0, 0.0], "repetition_penalty": [1, 1.0],
+    "logit_bias": [{}], "min_tokens": [0], "ignore_eos": [False], "best_of": [1], "use_beam_search": [False], "echo": [False], "suffix": [""],
     "prompt_logprobs": [], "allowed_token_ids": [], "bad_words": [[]], "structured_outputs": [], "guided_json": [],
     "response_format": [{"type": "text"}], "include_stop_str_in_output": [False],
 }  # fmt: skip
@@ -30,6 +29,9 @@ class Settings:
 
     max_tokens: int
     temperature: float
+    top_k: int  # 0 is off
+    top_p: float
+    min_p: float
     seed: int
     n: int
     stop_strings: tuple[str, ...]
@@ -56,6 +58,9 @@ def read_settings(body: Body, *, context: int, vocab_size: int, default_max: int
             integer(body, "max_completion_tokens", "max_tokens", default=default_max or context, low=1), context
         ),
         temperature=number(body, "temperature", default=1.0, low=0.0, high=100.0),
+        top_k=max(0, integer(body, "top_k", default=0, low=-1)),
+        top_p=number(body, "top_p", default=1.0, low=1e-6, high=1.0),
+        min_p=number(body, "min_p", default=0.0, low=0.0, high=1.0),
         seed=secrets.randbits(62) if seed is None else seed,
         n=integer(body, "n", default=1, low=1, high=MOST_CHOICES),
         stop_strings=_stop_strings(body),

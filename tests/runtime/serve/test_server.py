@@ -149,6 +149,12 @@ def test_completions_take_text_whose_control_tokens_are_only_text(client, render
     assert not controls & set(answer.choices[0].prompt_token_ids)
 
 
+def test_a_cut_to_one_token_is_greedy(url):
+    greedy = generate(url, max_tokens=9, temperature=0.0)["choices"][0]["token_ids"]
+    for cut in ({"top_k": 1}, {"top_p": 1e-4}, {"min_p": 1.0}):
+        assert generate(url, max_tokens=9, seed=5, **cut)["choices"][0]["token_ids"] == greedy
+
+
 def test_the_model_is_listed_with_its_length_and_version(client):
     (model,) = client.models.list().data
     assert (model.id, model.max_model_len) == ("tiny", 160) and model.policy_version == 0
@@ -333,7 +339,7 @@ def test_reload_publishes_between_dispatches_and_keeps_what_was_sampled(served, 
             {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
             ["text only"],
         ),
-        ({"top_p": 0.5}, ["top_p=0.5"]),
+        ({"top_p": 1.5}, ["top_p", "got 1.5"]),
         ({"frequency_penalty": 1}, ["frequency_penalty=1"]),
         ({"tools": TOOLS, "tool_choice": "required"}, ["tool_choice='required'"]),
         ({"top_logprobs": 3, "logprobs": True}, ["top_logprobs", "sampled token"]),
