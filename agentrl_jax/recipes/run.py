@@ -84,7 +84,9 @@ class Run:
         """The policy as the learner sees it."""
         model, remat = self.policy.model, self.config.remat
         return Scorer(
-            lambda params, *rows: llama.hidden(model, attached(params), *rows, remat),
+            lambda params, tokens, positions, ends: llama.hidden(
+                model, attached(params), tokens, positions, ends, remat
+            ),
             lambda params: llama.unembedding(model, attached(params)),
             temperature=self.config.rollout.temperature,
             chunk=self.config.logprob_chunk,
