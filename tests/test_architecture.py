@@ -9,7 +9,7 @@ import re
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from importlib.metadata import packages_distributions
 from pathlib import Path
 from typing import NamedTuple
@@ -33,10 +33,6 @@ ALLOWED = {
     "cli": {"recipes", "report", "rollout", "runtime"},
     "agentrl_envs": {"protocol"},
     "configs": {"protocol", "recipes", "rl", "models", "agentrl_envs"},  # protocol: a config names its environment
-}
-EXTRAS = {  # the one place for the libraries of an extra
-    ROOT / "agentrl_jax" / "runtime" / "serve": "serve",
-    ROOT / "agentrl_jax" / "models" / "lora.py": "qlora",
 }
 ANYONE_MAY_IMPORT = {"errors"}  # the exception whose message is for the user; standard library only
 NO_JAX = ("protocol", "batch", "errors", "rollout", "report", "agentrl_envs")
@@ -223,22 +219,25 @@ def test_importing_them_loads_no_jax(chosen):
 
 def test_third_party_imports_are_declared_dependencies():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    required = {_canonical(re.split(r"[\[<>=!~ ;]", line)[0]) for line in project["dependencies"]} | {"jaxlib"}
-    extras = {name: {_canonical(line) for line in lines} for name, lines in project["optional-dependencies"].items()}
+    declared = _names_of(project["dependencies"]) | {"jaxlib"}
+    extras = _names_of(line for lines in project["optional-dependencies"].values() for line in lines)
     distributions = packages_distributions()
     undeclared = []
     for path in SOURCES:
-        declared = required | next(
-            (extras[name] for place, name in EXTRAS.items() if place in (path, *path.parents)), set()
-        )
         for imported in imports_of(path):
             top = imported.module.split(".")[0]
             if top in OURS or top in sys.stdlib_module_names:
                 continue
             providers = {_canonical(name) for name in distributions.get(top, [])}
-            if not providers & declared:
+            # What an extra brings may be imported where it is used; elsewhere it would be needed by everyone.
+            optional = imported.lazy and (_canonical(top) in extras or providers & extras)
+            if not providers & declared and not optional:
                 undeclared.append(f"{where(path, imported.line)}: {top}")
     assert not undeclared, "\n".join(undeclared)
+
+
+def _names_of(requirements: Iterable[str]) -> set[str]:
+    return {_canonical(re.split(r"[\[<>=!~ ;]", line)[0]) for line in requirements}
 
 
 def _canonical(name: str) -> str:

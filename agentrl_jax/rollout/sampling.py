@@ -37,6 +37,11 @@ class SampleRequest:
     stop_strings: tuple[str, ...] = ()
 
     @property
+    def shares(self) -> bool:
+        """Whether it takes up what another slot computed."""
+        return self.share_with is not None or self.fork_from is not None
+
+    @property
     def cuts(self) -> bool:
         """Whether this draws from a part of the vocabulary, as a sampler of f32 numbers sees it."""
         return self.temperature > 0 and (self.top_k > 0 or self.top_p < 1 - 2**-25 or self.min_p >= 2**-126)

@@ -72,8 +72,8 @@ def test_shards_in_half_precision(policy, saved, dtype):
 
 @pytest.mark.parametrize("change, message", [
     ({"model_type": "gpt2"}, "model_type is 'gpt2'"),
-    ({"rope_scaling": {"rope_type": "llama3"}}, "rope_type is 'llama3'"),
-    ({"attention_bias": True}, "attention_bias is True"),
+    ({"rope_scaling": {"rope_type": "dynamic"}}, "rope_type is 'dynamic'"),
+    ({"mlp_bias": True}, "mlp_bias is True"),
     ({"num_hidden_layers": 3}, "no tensor model.layers.2"),
     ({"hidden_size": 32, "head_dim": 4}, "has shape"),
 ])  # fmt: skip

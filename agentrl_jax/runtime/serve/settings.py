@@ -13,10 +13,10 @@ MOST_CHOICES, MOST_STOPS, LONGEST_STOP = 128, 16, 256
 
 # What would change the distribution or the tokens, and the values that ask for nothing.
 _NOT_COMPUTED: Mapping[str, Sequence[Any]] = {
-    "frequency_penalty": [0, 0.0], "presence_penalty": [0, 0.0], "repetition_penalty": [1, 1.0],
-    "logit_bias": [{}], "min_tokens": [0], "ignore_eos": [False], "best_of": [1], "use_beam_search": [False], "echo": [False], "suffix": [""],
-    "prompt_logprobs": [], "allowed_token_ids": [], "bad_words": [[]], "structured_outputs": [], "guided_json": [],
-    "response_format": [{"type": "text"}], "include_stop_str_in_output": [False],
+    "frequency_penalty": [0, 0.0], "presence_penalty": [0, 0.0], "repetition_penalty": [1, 1.0], "logit_bias": [{}],
+    "min_tokens": [0], "ignore_eos": [False], "best_of": [1], "use_beam_search": [False], "echo": [False],
+    "suffix": [""], "prompt_logprobs": [], "allowed_token_ids": [], "bad_words": [[]], "structured_outputs": [],
+    "guided_json": [], "response_format": [{"type": "text"}], "include_stop_str_in_output": [False],
 }  # fmt: skip
 
 
