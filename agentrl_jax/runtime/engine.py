@@ -81,7 +81,8 @@ class Engine:
     `rows`, so a finished slot costs nothing. Slots share the pages of a common prompt, which are copied when written.
     A prompt's full pages are taken up again by later prompts that begin alike, never after a `publish` unless
     `keep_across_versions`. `pages` bounds the pool (None: enough for every slot to be full); a request that finds no
-    page ends with an error, and its slot is empty. `text_of` gives the text of ids, which stop strings need. Call `publish` before `advance`.
+    page ends with an error, and its slot is empty. `text_of` gives the text of ids, which stop strings need. Call
+    `publish` before `advance`.
     """
 
     def __init__(

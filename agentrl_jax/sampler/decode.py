@@ -22,10 +22,10 @@ Layers = tuple[jax.Array, ...]
 
 
 class Cache(NamedTuple):
-    """The pools of every layer, each [P, J, PAGE, C]."""
+    """The pools of every layer."""
 
-    keys: Layers
-    values: Layers
+    keys: Layers  # [P, J, C, PAGE] each
+    values: Layers  # [P, J, PAGE, C] each
 
 
 class Rows(NamedTuple):
@@ -55,11 +55,11 @@ class Drawn(NamedTuple):
 def allocate(config: LlamaConfig, pages: int) -> Cache:
     """Empty pools of `pages` pages."""
 
-    def layers() -> Layers:
-        shape = (pages, config.kv_heads, config.head_width)
-        return tuple(cache.allocate(*shape, jnp.dtype(config.compute_dtype)) for _ in range(config.layers))
-
-    return Cache(layers(), layers())
+    shape = (pages, config.kv_heads, config.head_width, jnp.dtype(config.compute_dtype))
+    return Cache(
+        tuple(cache.allocate_keys(*shape) for _ in range(config.layers)),
+        tuple(cache.allocate_values(*shape) for _ in range(config.layers)),
+    )
 
 
 def prefill(
@@ -147,8 +147,8 @@ def _forward(
     for p, key_cache, value_cache in zip(params["layers"], pools.keys, pools.values, strict=True):
         y = (rms_norm(x, p["attention_norm"], config.norm_eps) @ p["qkv"]).reshape(r, s, h + 2 * j, c)
         turned = rope(y[:, :, : h + j], positions, config.rope_theta)
-        key_cache = cache.write(key_cache, table, positions, turned[:, :, h:], keep)
-        value_cache = cache.write(value_cache, table, positions, y[:, :, h + j :], keep)
+        new = (turned[:, :, h:], y[:, :, h + j :])
+        key_cache, value_cache = cache.write(key_cache, value_cache, table, positions, *new, keep)
         a = cache.attend(turned[:, :, :h], key_cache, value_cache, table, positions, blocks, scale=c**-0.5)
         x = x + a.reshape(r * s, h * c).astype(x.dtype) @ p["out"]
         gate, up = jnp.split(rms_norm(x, p["mlp_norm"], config.norm_eps) @ p["gate_up"], 2, axis=1)

@@ -123,7 +123,8 @@ def test_a_uniform_grid_draws_the_cut_distribution(setting, vocab):
 
 @settings(deadline=None, max_examples=40)
 @given(
-    st.integers(0, 10_000), st.sampled_from([0, 1, 3, 50]), st.floats(0.015625, 1.0, width=32), st.sampled_from([0.0, 1e-9, 0.1, 0.9]),
+    st.integers(0, 10_000), st.sampled_from([0, 1, 3, 50]), st.floats(0.015625, 1.0, width=32),
+    st.sampled_from([0.0, 1e-9, 0.1, 0.9]),
     st.sampled_from([0.3, 1.0, 2.0]),
 )  # fmt: skip
 def test_the_learner_reproduces_the_behaviour_logprob_from_the_kept_set(seed, top_k, top_p, min_p, temperature):
