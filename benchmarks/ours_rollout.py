@@ -18,8 +18,8 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 import numpy as np
-from safetensors.numpy import load_file
 
+from agentrl_jax.models.families import family_of
 from agentrl_jax.runtime import pretrained
 from benchmarks.sampler import NEW, make_engine, sample
 
@@ -31,12 +31,12 @@ def main() -> None:
     with np.load(os.environ["BENCH_DATA"]) as data:
         lengths, tokens, stops = data["prompt_token_lengths"], data["prompt_tokens"], data["stop_ids"].tolist()
     prompts = [part.tolist() for part in np.split(tokens, np.cumsum(lengths)[:-1])]
-    config = pretrained.config_from_json(json.loads((folder / "config.json").read_text()), str(folder))
-    tensors = load_file(folder / "model.safetensors")
-    params = pretrained.params_from_tensors(config, tensors.__getitem__, str(folder))
+    raw = json.loads((folder / "config.json").read_text())
+    config = family_of(raw["model_type"]).config_from_json(raw, str(folder))  # the harness' folder has no tokenizer
+    params = pretrained.load_params(folder, config)
     engine = make_engine(config, params, stops, int(max(lengths)) + NEW)
     try:
-        from common import Stopwatch, emit  # the harness' own clock and line
+        from common import Stopwatch, emit  # pyright: ignore[reportMissingImports] - the harness' own clock and line
     except ImportError:
         Stopwatch, emit = None, None
     started = time.perf_counter()

@@ -22,10 +22,10 @@ Layers = tuple[jax.Array, ...]
 
 
 class Cache(NamedTuple):
-    """The pools of every layer, each [P, J, PAGE, C]."""
+    """The pools of every layer."""
 
-    keys: Layers
-    values: Layers
+    keys: Layers  # [P, J, C, PAGE] each
+    values: Layers  # [P, J, PAGE, C] each
 
 
 class Rows(NamedTuple):
@@ -54,12 +54,11 @@ class Drawn(NamedTuple):
 
 def allocate(config: DecoderConfig, pages: int) -> Cache:
     """Empty pools of `pages` pages."""
-
-    def pools() -> Layers:
-        shape = (pages, config.kv_heads, config.head_width)
-        return tuple(cache.allocate(*shape, jnp.dtype(config.compute_dtype)) for _ in range(config.layers))
-
-    return Cache(pools(), pools())
+    shape = (pages, config.kv_heads, config.head_width, jnp.dtype(config.compute_dtype))
+    return Cache(
+        tuple(cache.allocate_keys(*shape) for _ in range(config.layers)),
+        tuple(cache.allocate_values(*shape) for _ in range(config.layers)),
+    )
 
 
 def prefill(
@@ -153,8 +152,7 @@ def _forward(
     for index, p in enumerate(params["layers"]):
 
         def attend(q: jax.Array, k: jax.Array, v: jax.Array, index: int = index) -> tuple[jax.Array, Any]:
-            keys = cache.write(pools.keys[index], table, positions, k, keep)
-            values = cache.write(pools.values[index], table, positions, v, keep)
+            keys, values = cache.write(pools.keys[index], pools.values[index], table, positions, k, v, keep)
             window = config.window_of(index)
             attended = cache.attend(
                 q, keys, values, table, positions, blocks, scale=config.scale,

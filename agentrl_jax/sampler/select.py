@@ -57,10 +57,11 @@ def choose(logits: jax.Array, uniforms: jax.Array, cuts: Cuts) -> Choice:
     lanes = _lanes(scaled)  # [Q, S, W]
     top = jnp.max(lanes, axis=1)
     peak = jnp.max(top, axis=1)
-    depth = peak[:, None, None] - lanes
     cut = cuts.cut()
     blank = (jnp.full_like(peak, _UNDERFLOW), jnp.zeros((logits.shape[0], words(logits.shape[1])), jnp.uint32))
-    limit, kept = jax.lax.cond(jnp.any(cut), lambda: _cut(depth, logits.shape[1], cuts, cut), lambda: blank)
+    # The branch takes the logits and scales them again: what it took of the rest would have to be stored for it.
+    limit, kept = jax.lax.cond(jnp.any(cut), lambda: _cut(logits, temperature, peak, cuts, cut), lambda: blank)
+    depth = peak[:, None, None] - lanes
     mass = jnp.where(depth <= limit[:, None, None], jnp.exp(-depth), 0.0)
     sums = jnp.sum(mass, axis=1)
     running = _running_sum(sums)
@@ -87,12 +88,15 @@ def _raw_logprobs(logits: jax.Array, tokens: jax.Array) -> jax.Array:
     return jnp.take_along_axis(logits, tokens[:, None], axis=1)[:, 0] - peak - jnp.log(total)
 
 
-def _cut(depth: jax.Array, vocab: int, cuts: Cuts, cut: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _cut(
+    logits: jax.Array, temperature: jax.Array, peak: jax.Array, cuts: Cuts, cut: jax.Array
+) -> tuple[jax.Array, jax.Array]:
     """The depth below the peak down to which each row keeps tokens, and those tokens as bits.
 
     Depths are floats of one sign, so their bit patterns are in their order: bisection over the patterns finds
     the smallest limit that keeps k tokens, or the mass p, exactly and without sorting the vocabulary.
     """
+    depth = peak[:, None, None] - _lanes(logits / temperature[:, None])
     mass = jnp.where(depth <= _UNDERFLOW, jnp.exp(-depth), 0.0)
 
     def smallest(reaches: Callable[[jax.Array], jax.Array]) -> jax.Array:
@@ -125,7 +129,7 @@ def _cut(depth: jax.Array, vocab: int, cuts: Cuts, cut: jax.Array) -> tuple[jax.
     )
     limit = jnp.minimum(limit, jnp.where(cuts.top_p < 1.0, by_mass, everything))
     limit = jnp.where(cuts.min_p > 0.0, jnp.minimum(limit, -jnp.log(cuts.min_p)), limit)
-    kept = (depth <= limit[:, None, None]).reshape(depth.shape[0], -1)[:, :vocab]
+    kept = (depth <= limit[:, None, None]).reshape(depth.shape[0], -1)[:, : logits.shape[1]]
     return jnp.where(cut, limit, _UNDERFLOW), jnp.where(cut[:, None], pack(kept), jnp.uint32(0))
 
 
