@@ -17,6 +17,7 @@ from agentrl_jax.models.layers import rms_norm, rope, swiglu
 from agentrl_jax.models.llama import LlamaConfig, unembedding
 from agentrl_jax.sampler import pages as cache
 from agentrl_jax.sampler.select import Cuts, choose
+from agentrl_jax.sampler.steady import contract, steady
 
 Layers = tuple[jax.Array, ...]
 
@@ -106,7 +107,7 @@ def decode(
         x, pools = _forward(
             config, params, state.pools, rows.last[:, None], rows.lengths[:, None], active[:, None], rows.table
         )
-        x = rms_norm(x[:, 0], params["final_norm"], config.norm_eps)
+        x = _norm(x[:, 0], params["final_norm"], config.norm_eps)
         logits = jnp.einsum("qd,vd->qv", x, head, preferred_element_type=jnp.float32)
         choice = choose(logits, _uniforms(rows.key, rows.drawn), rows.cuts)
         tokens, one = choice.tokens, active.astype(jnp.int32)
@@ -145,27 +146,18 @@ def _forward(
     x = params["embedding"][tokens].reshape(r * s, config.width)
     keys, values = [], []
     for p, key_cache, value_cache in zip(params["layers"], pools.keys, pools.values, strict=True):
-        y = (rms_norm(x, p["attention_norm"], config.norm_eps) @ p["qkv"]).reshape(r, s, h + 2 * j, c)
+        y = (_norm(x, p["attention_norm"], config.norm_eps) @ p["qkv"]).reshape(r, s, h + 2 * j, c)
         turned = rope(y[:, :, : h + j], positions, config.rope_theta)
         new = (turned[:, :, h:], y[:, :, h + j :])
         key_cache, value_cache = cache.write(key_cache, value_cache, table, positions, *new, keep)
         a = cache.attend(turned[:, :, :h], key_cache, value_cache, table, positions, blocks, scale=c**-0.5)
         x = x + a.reshape(r * s, h * c).astype(x.dtype) @ p["out"]
-        gate, up = jnp.split(rms_norm(x, p["mlp_norm"], config.norm_eps) @ p["gate_up"], 2, axis=1)
+        gate, up = jnp.split(_norm(x, p["mlp_norm"], config.norm_eps) @ p["gate_up"], 2, axis=1)
         x = x + contract(swiglu(gate, up), p["down"])
         keys.append(key_cache)
         values.append(value_cache)
     return x.reshape(r, s, config.width), Cache(tuple(keys), tuple(values))
 
 
-def contract(x: jax.Array, weight: jax.Array) -> jax.Array:
-    """x [M, K] @ weight [K, N], in two halves where K is about 768.
-
-    On a CPU the order of a sum over K changes there between 16 and 24 rows, and a row's bits must not depend on
-    how many rows a batch has. Other K from 64 to 2048 did not need it; what still differs, the engine finds out.
-    """
-    k = weight.shape[0]
-    if not 576 < k < 1024 or k % 2 or jax.default_backend() != "cpu":
-        return x @ weight
-    halves = jax.lax.dot_general(x.reshape(-1, 2, k // 2), weight.reshape(2, k // 2, -1), (((2,), (1,)), ((1,), (0,))))
-    return halves[0] + halves[1]
+def _norm(x: jax.Array, scale: jax.Array, eps: float) -> jax.Array:
+    return steady(lambda rows: rms_norm(rows, scale, eps), x)
