@@ -34,6 +34,7 @@ ALLOWED = {
     "agentrl_envs": {"protocol"},
     "configs": {"protocol", "recipes", "rl", "models", "agentrl_envs"},  # protocol: a config names its environment
 }
+SERVER = ROOT / "agentrl_jax" / "runtime" / "serve"  # all of it is one extra's
 ANYONE_MAY_IMPORT = {"errors"}  # the exception whose message is for the user; standard library only
 NO_JAX = ("protocol", "batch", "errors", "rollout", "report", "agentrl_envs")
 # Third-party packages that load JAX when imported, beside JAX itself.
@@ -230,7 +231,7 @@ def test_third_party_imports_are_declared_dependencies():
                 continue
             providers = {_canonical(name) for name in distributions.get(top, [])}
             # What an extra brings may be imported where it is used; elsewhere it would be needed by everyone.
-            optional = imported.lazy and (_canonical(top) in extras or providers & extras)
+            optional = (imported.lazy or SERVER in path.parents) and (_canonical(top) in extras or providers & extras)
             if not providers & declared and not optional:
                 undeclared.append(f"{where(path, imported.line)}: {top}")
     assert not undeclared, "\n".join(undeclared)

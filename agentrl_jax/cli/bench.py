@@ -20,7 +20,8 @@ HERE_SIZES, THERE_SIZES = ["512x576x49152", "2048x256x8192"], ["32768x4096x15193
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `agentrl bench`."""
-    parser.add_argument("part", choices=["loss"], help="what to measure: the loss head")
+    parser.add_argument("part", choices=["loss", "sampler"], help="what to measure: the loss head, sampling")
+    parser.add_argument("--preset", metavar="NAME", help="sampler: the model, tiny, small (default) or smollm2-135m")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     parser.add_argument(
         "--sizes", nargs="+", metavar="TxDxV", help="tokens x width x vocabulary, such as 512x576x49152"
@@ -33,7 +34,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Prints time ratios to the naive head, compiled temporary memory and matrix work of every contender."""
+    """Prints time ratios to the naive head, compiled temporary memory and matrix work of every contender.
+
+    For the sampler: tokens a CPU second, and what a prompt that a group shares costs.
+    """
+    if arguments.part == "sampler":
+        return _sampler(arguments)
+    if arguments.preset:
+        raise UserError(f"--preset {arguments.preset}: bench loss takes --sizes; a preset is for bench sampler")
     names = arguments.sizes or (THERE_SIZES if arguments.topology else HERE_SIZES)
     sizes = [_size(name) for name in names]
     if not 0 <= arguments.actions <= 1:
@@ -51,6 +59,20 @@ def run(arguments: argparse.Namespace) -> int:
             print(f"{row['size']}: {row['what']}, {row['who']}", file=sys.stderr)  # a compilation may take a minute
             rows.append(row)
     print(json.dumps(rows, indent=2) if arguments.json else loss.table(rows))
+    return 0
+
+
+def _sampler(arguments: argparse.Namespace) -> int:
+    for option in ("sizes", "topology"):
+        if getattr(arguments, option):
+            raise UserError(f"--{option}: bench sampler takes --preset and --rounds only")
+    if arguments.rounds < 1:
+        raise UserError(f"--rounds {arguments.rounds}: expected at least 1")
+    sampler, preset = _benchmark("sampler", None), arguments.preset or "small"
+    if preset not in sampler.PRESETS:
+        raise UserError(f"--preset {preset}: expected one of {', '.join(sampler.PRESETS)}")
+    rows = sampler.measure(preset, arguments.rounds)
+    print(json.dumps(rows, indent=2) if arguments.json else sampler.table(rows))
     return 0
 
 

@@ -7,11 +7,13 @@ parameters, which may be separate (`config.layer_parameters`) or fused for decod
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from agentrl_jax.kernels.steady import contract, steady
 from agentrl_jax.models.config import DecoderConfig
 from agentrl_jax.models.experts import mixture
 from agentrl_jax.models.rotary import Rotation, rotate
@@ -29,15 +31,16 @@ def layer(
     `x + attention(norm(x))`, then `x + mlp(norm(x))`; with `post_norms` both terms are normalised once more.
     `fixed_places`: a token's numbers may not depend on the other tokens, to the bit (see `experts.mixture`).
     """
-    q, k, v = _query_key_value(config, p, norm(config, x, p["attention_norm"]))
+    normed = partial(norm, config, fixed_places=fixed_places)
+    q, k, v = _query_key_value(config, p, normed(x, p["attention_norm"]), normed)
     attended, carried = attend(rotate(q, rotation), rotate(k, rotation), v)
-    x = x + _post(config, _out(p, attended.astype(x.dtype)), p, "attention_post_norm")
-    y = norm(config, x, p["mlp_norm"])
+    x = x + _post(config, _out(p, attended.astype(x.dtype)), p, "attention_post_norm", normed)
+    y = normed(x, p["mlp_norm"])
     if config.experts:
         y = mixture(config, p, y, activation(config), fixed_places=fixed_places)
     else:
         y = _mlp(config, p, y, fixed_places)
-    return x + _post(config, y, p, "mlp_post_norm"), carried
+    return x + _post(config, y, p, "mlp_post_norm", normed), carried
 
 
 def embed(config: DecoderConfig, table: jax.Array, tokens: jax.Array) -> jax.Array:
@@ -46,9 +49,13 @@ def embed(config: DecoderConfig, table: jax.Array, tokens: jax.Array) -> jax.Arr
     return x * jnp.asarray(config.width**0.5, x.dtype) if config.embedding_scale else x
 
 
-def norm(config: DecoderConfig, x: jax.Array, scale: jax.Array) -> jax.Array:
-    """`rms_norm` as the family has it: times `scale`, or times 1 + `scale`."""
-    return rms_norm(x, scale, config.norm_eps, offset=1.0 if config.norm_offset else 0.0)
+def norm(config: DecoderConfig, x: jax.Array, scale: jax.Array, *, fixed_places: bool = False) -> jax.Array:
+    """`rms_norm` as the family has it: times `scale`, or times 1 + `scale`. `fixed_places` as in `layer`."""
+
+    def normed(x: jax.Array) -> jax.Array:
+        return rms_norm(x, scale, config.norm_eps, offset=1.0 if config.norm_offset else 0.0)
+
+    return steady(normed, x) if fixed_places else normed(x)
 
 
 def rms_norm(x: jax.Array, scale: jax.Array, eps: float, offset: float = 0.0) -> jax.Array:
@@ -77,7 +84,7 @@ def _gelu_tanh(x: jax.Array) -> jax.Array:
 
 
 def _query_key_value(
-    config: DecoderConfig, p: dict[str, jax.Array], y: jax.Array
+    config: DecoderConfig, p: dict[str, jax.Array], y: jax.Array, normed: Callable[..., jax.Array]
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     h, j, c = config.heads, config.kv_heads, config.head_width
     if "qkv" in p:
@@ -89,7 +96,7 @@ def _query_key_value(
             _plus(jnp.einsum("btd,dhc->bthc", y, p[name]), p.get(f"{name}_bias")) for name in ("query", "key", "value")
         )
     if config.qk_norm:
-        q, k = norm(config, q, p["query_norm"]), norm(config, k, p["key_norm"])
+        q, k = normed(q, p["query_norm"]), normed(k, p["key_norm"])
     return q, k, v
 
 
@@ -103,25 +110,13 @@ def _out(p: dict[str, jax.Array], attended: jax.Array) -> jax.Array:
 def _mlp(config: DecoderConfig, p: dict[str, jax.Array], y: jax.Array, fixed_places: bool) -> jax.Array:
     gate, up = jnp.split(y @ p["gate_up"], 2, axis=-1) if "gate_up" in p else (y @ p["gate"], y @ p["up"])
     inner = activation(config)(gate) * up
-    return _contract(inner, p["down"]) if fixed_places else inner @ p["down"]
+    return contract(inner, p["down"]) if fixed_places else inner @ p["down"]
 
 
-def _contract(x: jax.Array, weight: jax.Array) -> jax.Array:
-    """x [..., K] @ weight [K, N], in two halves where K is about 768.
-
-    On a CPU the order of a sum over K changes there between 16 and 24 rows, and a row's bits must not depend on
-    how many rows a batch has. Other K from 64 to 2048 did not need it; what still differs, the engine finds out.
-    """
-    k = weight.shape[0]
-    if not 576 < k < 1024 or k % 2 or jax.default_backend() != "cpu":
-        return x @ weight
-    dimensions = (((2,), (1,)), ((1,), (0,)))
-    halves = jax.lax.dot_general(x.reshape(-1, 2, k // 2), weight.reshape(2, k // 2, -1), dimensions)
-    return (halves[0] + halves[1]).reshape(*x.shape[:-1], -1)
-
-
-def _post(config: DecoderConfig, y: jax.Array, p: dict[str, jax.Array], name: str) -> jax.Array:
-    return norm(config, y, p[name]) if config.post_norms else y
+def _post(
+    config: DecoderConfig, y: jax.Array, p: dict[str, jax.Array], name: str, normed: Callable[..., jax.Array]
+) -> jax.Array:
+    return normed(y, p[name]) if config.post_norms else y
 
 
 def _plus(x: jax.Array, bias: jax.Array | None) -> jax.Array:

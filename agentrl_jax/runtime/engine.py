@@ -27,7 +27,7 @@ from agentrl_jax.sampler import pages as paged
 from agentrl_jax.sampler.pages import PAGE
 from agentrl_jax.sampler.select import Cuts
 
-ROWS = (8, 16, 32)  # sizes of a decode batch: multiples of 8, and on a CPU 64 rows are no cheaper than twice 32
+ROWS = (8, 16, 24, 32)  # sizes of a decode batch; on a CPU 64 rows are no cheaper than twice 32
 _COPIES = 8  # pages copied by one dispatch
 _STOPS = 8  # a request's own stop ids that the device looks at; the host looks at all
 
@@ -473,7 +473,7 @@ class Engine:
 
     def _probe(self, size: int) -> bytes:
         """The log-probabilities of a few rows decoded in a batch of this size, on pages that nobody has written yet."""
-        rows, count = self._rows([], size), min(8, self._book.free)
+        rows, count = self._rows([], size), min(8, *self._decode, self._book.free)
         for r in range(count):
             rows.table[r, 0], rows.last[r], rows.active[r] = 1 + r, (7 * r + 1) % self._config.vocab_size, True
             rows.remaining[r], rows.key[r] = PAGE, (r, 1)

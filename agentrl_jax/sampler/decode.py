@@ -111,7 +111,7 @@ def decode(
         x, pools = _forward(
             config, params, state.pools, rows.last[:, None], rows.lengths[:, None], active[:, None], rows.table
         )
-        x = layers.norm(config, x[:, 0], params["final_norm"])
+        x = layers.norm(config, x[:, 0], params["final_norm"], fixed_places=True)
         logits = jnp.einsum("qd,vd->qv", x, head, preferred_element_type=jnp.float32)
         logits = layers.soft_cap(logits, config.final_soft_cap)
         choice = choose(logits, _uniforms(rows.key, rows.drawn), rows.cuts)

@@ -15,6 +15,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from agentrl_jax.kernels.steady import ROWS, pad_rows
+
 PAGE = 32
 _NEGATIVE = -1e30
 _FEW = 8
@@ -70,7 +72,9 @@ def attend(
     j, g = keys.shape[1], h // keys.shape[1]
     grouped = (q.astype(jnp.float32) * scale).reshape(r, s, j, g, c).transpose(0, 2, 3, 1, 4)
     grouped = grouped.reshape(r, j, g * s, c)
-    limit = jnp.tile(positions, (1, g))[:, None, :, None]  # [R, 1, G * S, 1]
+    # A decode step's softmax is computed on one number of rows whatever the batch (kernels/steady.py).
+    rows = ROWS if s == 1 else 0
+    limit = pad_rows(jnp.tile(positions, (1, g)), rows)[:, None, :, None]  # [R, 1, G * S, 1]
     column = jnp.arange(PAGE, dtype=jnp.int32)[None, None, None]
 
     def block(index: jax.Array, carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
@@ -80,20 +84,20 @@ def attend(
         v = _pages(values, page)
         here = column + index * PAGE
         seen = here <= limit if window is None else (here <= limit) & (here > limit - window)
-        scores = jnp.einsum("rjsc,rjct->rjst", grouped, k)
+        scores = pad_rows(jnp.einsum("rjsc,rjct->rjst", grouped, k), rows)
         if soft_cap is not None:
             scores = soft_cap * jnp.tanh(scores / soft_cap)
         scores = jnp.where(seen, scores, _NEGATIVE)
         higher = jnp.maximum(peak, jnp.max(scores, axis=-1))
         mass = jnp.where(seen, jnp.exp(scores - higher[..., None]), 0.0)
-        shrink = jnp.exp(peak - higher)
-        out = out * shrink[..., None] + _weighted(mass, v)
+        mass, shrink = jax.lax.optimization_barrier((mass, jnp.exp(peak - higher)))
+        out = out * shrink[..., None] + pad_rows(_weighted(mass[:r], v), rows)
         return higher, total * shrink + jnp.sum(mass, axis=-1), out
 
-    zeros = jnp.zeros(grouped.shape[:3], jnp.float32)
-    start = (zeros + _NEGATIVE, zeros, jnp.zeros(grouped.shape, jnp.float32))
+    zeros = jnp.zeros((max(r, rows), *grouped.shape[1:3]), jnp.float32)
+    start = (zeros + _NEGATIVE, zeros, jnp.zeros((*zeros.shape, c), jnp.float32))
     _, total, out = jax.lax.fori_loop(0, blocks, block, start)
-    out = (out / total[..., None]).reshape(r, j, g, s, c).transpose(0, 3, 1, 2, 4)
+    out = (out / total[..., None])[:r].reshape(r, j, g, s, c).transpose(0, 3, 1, 2, 4)
     return out.reshape(r, s, h, c)
 
 

@@ -53,8 +53,7 @@ def choose(logits: jax.Array, uniforms: jax.Array, cuts: Cuts) -> Choice:
     """
     greedy = cuts.temperature <= 0.0
     temperature = jnp.where(greedy, 1.0, cuts.temperature)
-    scaled = logits / temperature[:, None]
-    lanes = _lanes(scaled)  # [Q, S, W]
+    lanes = _lanes(logits) / temperature[:, None, None]  # [Q, S, W]
     top = jnp.max(lanes, axis=1)
     peak = jnp.max(top, axis=1)
     cut = cuts.cut()
@@ -75,7 +74,8 @@ def choose(logits: jax.Array, uniforms: jax.Array, cuts: Cuts) -> Choice:
     # At temperature 0 the lane's maximum has mass exp(0) = 1, the largest there is.
     inside = jnp.where(greedy, jnp.argmax(column, axis=1).astype(jnp.int32), inside)
     tokens = inside * lanes.shape[2] + lane
-    logprobs = jnp.take_along_axis(scaled, tokens[:, None], axis=1)[:, 0] - peak - jnp.log(total)
+    scaled = jnp.take_along_axis(logits, tokens[:, None], axis=1)[:, 0] / temperature
+    logprobs = scaled - peak - jnp.log(total)
     plain = ~cut & (temperature == 1.0)
     raw = jax.lax.cond(jnp.all(plain), lambda: logprobs, lambda: _raw_logprobs(logits, tokens))
     return Choice(tokens, logprobs, jnp.where(plain, logprobs, raw), kept)
@@ -96,7 +96,7 @@ def _cut(
     Depths are floats of one sign, so their bit patterns are in their order: bisection over the patterns finds
     the smallest limit that keeps k tokens, or the mass p, exactly and without sorting the vocabulary.
     """
-    depth = peak[:, None, None] - _lanes(logits / temperature[:, None])
+    depth = peak[:, None, None] - _lanes(logits) / temperature[:, None, None]
     mass = jnp.where(depth <= _UNDERFLOW, jnp.exp(-depth), 0.0)
 
     def smallest(reaches: Callable[[jax.Array], jax.Array]) -> jax.Array:

@@ -100,6 +100,28 @@ def test_a_part_that_does_not_exist_is_named(capsys):
     refused(["bench", "lost"], ["'lost'", "loss", "agentrl bench --help"], capsys)
 
 
+def test_the_sampler_prints_its_rate_and_what_a_shared_prompt_costs(monkeypatch, capsys):
+    from benchmarks import sampler
+
+    monkeypatch.setattr(sampler, "NEW", 8)
+    monkeypatch.setattr(sampler, "PROMPTS", 8)
+    monkeypatch.setattr(sampler, "SHARED", 40)
+    assert main(["bench", "sampler", "--preset", "tiny", "--rounds", "1", "--json"]) == 0
+    rate, sharing = json.loads(capsys.readouterr().out)
+    assert rate["what"] == "throughput" and rate["tokens_per_cpu_s"] > 0 and 8 <= rate["new_tokens"][0] <= 8 * 128
+    assert sharing["cost_ratio"] > 0 and "8 members" in sharing["what"]
+    title, *lines = sampler.table([rate, sharing]).splitlines()
+    assert "tokens/CPU s" in title and len(lines) == 2
+
+
+@pytest.mark.parametrize("options, words", [
+    (["--preset", "huge"], ["--preset huge", "smollm2-135m"]), (["--rounds", "0"], ["--rounds 0"]),
+    (["--sizes", SIZE], ["--sizes", "--preset"]),
+])  # fmt: skip
+def test_a_bad_option_of_the_sampler_is_named(options, words, capsys):
+    refused(["bench", "sampler", *options], words, capsys)
+
+
 def refused(argv, words, capsys):
     assert main(argv) == 2
     captured = capsys.readouterr()
