@@ -79,7 +79,9 @@ _GEMMA3 = """\
 
 FAMILIES: Mapping[str, str] = {"qwen3": _QWEN3, "llama3": _LLAMA3, "gemma3": _GEMMA3}
 # A token that only one family frames turns with; for a directory without a template.
-_TELLTALE = {"<|im_start|>": "chatml", "<|start_header_id|>": "llama3", "<start_of_turn>": "gemma3"}
+_TELLTALE = {
+    "<|im_start|>": "chatml", "<|start_header_id|>": "llama3", "<start_of_turn>": "gemma3", "<assistant>": "tiny",
+}  # fmt: skip
 
 
 def renderer_for(

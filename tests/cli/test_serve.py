@@ -77,7 +77,7 @@ def test_a_tokenizer_without_a_known_frame_is_refused(capsys, checkpoint, tmp_pa
     raw["model"]["unk_token"] = "(unk>"
     (tmp_path / "odd" / "tokenizer.json").write_text(json.dumps(raw))
     line = refusal(capsys, tmp_path / "odd", "--port", 0)
-    assert "tokenizer.json" in line and "<|im_start|>" in line
+    assert "no chat template" in line and "<|im_start|>" in line
 
 
 def test_the_newest_checkpoint_of_a_run_is_served_as_it_spoke_in_the_run(tmp_path):
