@@ -106,7 +106,8 @@ def _sharing(preset: str, engine: Engine, rounds: int) -> Row:
             engine.advance()
         return time.process_time() - used
 
-    group(1), group(GROUP)
+    for members in (1, GROUP):
+        group(members)
     one, all_ = [], []
     for _ in range(rounds):
         one.append(group(1))

@@ -235,7 +235,7 @@ class Engine:
     def _check_share(self, request: SampleRequest, source: _Slot) -> None:
         other = source.request
         same = other is not None and other.fresh and other.ids == request.ids
-        same = same and other.share_with is None and other.fork_from is None
+        same = same and other is not None and other.share_with is None and other.fork_from is None
         if not (request.fresh and ((same and not source.ids) or source.failed == request.ids)):
             raise ValueError(
                 f"SampleRequest.share_with={request.share_with}: expected a slot whose fresh request of this wave "
