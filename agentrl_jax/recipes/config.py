@@ -60,8 +60,8 @@ class Rollout:
     temperature: float = 1.0
     calls: Literal["line", "json", "qwen", "llama"] = "line"
     describe_tools: bool = False  # put the tools' descriptions into the prompt
-    bank: int = 16  # consecutive slots prefilled together
-    prefill_chunk: int = 32  # tokens of each that one prefill writes
+    bank: int = 16  # tiles that one prefill computes, of any slots
+    prefill_chunk: int = 32  # tokens a tile
     decode_steps: int = 8  # tokens per decode dispatch
     start_deadline_s: float = 60.0
     step_deadline_s: float = 10.0
