@@ -34,8 +34,9 @@ def packed(ref: EnvironmentRef, renderer: Renderer, settings: Sft, seed: int) ->
     shown = [t for part in settings.demonstrations for t in play_all(ref, renderer, part, seed)]
     shown += recite_all(ref.load(), renderer, settings.drills, seed)
     groups = [[replace(t, group=index)] for index, t in enumerate(t for t in shown if any(t.action_mask))]
+    segments = sum(t.segments for group in groups for t in group)  # one that was rendered anew may need several rows
     try:
-        rows = pack(groups, rows=len(groups), width=settings.width, group_size=1, pad_id=0)
+        rows = pack(groups, rows=segments, width=settings.width, group_size=1, pad_id=0)
     except ValueError as error:
         raise UserError(f"sft.width={settings.width}: {error}") from error
     return take(rows, np.arange(used_rows(rows)))

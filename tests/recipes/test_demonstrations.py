@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentrl_jax.errors import UserError
-from agentrl_jax.protocol import EnvironmentRef
+from agentrl_jax.protocol import EnvironmentRef, EnvironmentSpec, Message, Observation, Snapshot, Suite, Task, Verdict
 from agentrl_jax.recipes.checks import check_environment
 from agentrl_jax.recipes.config import RunConfig, Sft, Shown, TinyPolicy
-from agentrl_jax.recipes.demonstrations import order, packed, rename, token_ids
+from agentrl_jax.recipes.demonstrations import order, packed, play_all, rename, token_ids
+from agentrl_jax.rollout.families import FAMILIES
 from agentrl_jax.rollout.renderers import TINY, ChatRenderer
+from agentrl_jax.rollout.template_renderer import TemplateRenderer
 from agentrl_jax.rollout.tokenizer import build
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "rollout"))
+
+from small_tokenizers import family
 
 REF = EnvironmentRef(target="agentrl_envs.workflow:suite", options={"handles": "short"})
 
@@ -62,3 +71,57 @@ def test_an_environment_without_drills_is_refused() -> None:
     config = RunConfig(name="x", environment=real, policy=TinyPolicy(), stages=(), sft=sft)
     with pytest.raises(UserError, match=r"sft\.drills=3.*set sft\.drills=0"):
         check_environment(config, real.load())
+
+
+THOUGHTLESS = {"enable_thinking": False}  # an empty thought before each turn, which is not kept in the history
+WORDS = "the answer" + " and so on" * 10
+
+
+class Talk:
+    """A user who goes on three times."""
+
+    spec = EnvironmentSpec(name="talk", version="1", tools=())
+
+    def __init__(self) -> None:
+        self.said = 0
+
+    def reset(self, task: Task, seed: int) -> Observation:
+        self.said = 0
+        return self._next()
+
+    def step(self, action) -> Observation:
+        return self._next()
+
+    def _next(self) -> Observation:
+        self.said += 1
+        return Observation(content=(Message(role="user", content="look at this"),), terminated=self.said > 3)
+
+    def snapshot(self) -> Snapshot:
+        return Snapshot(data=b"", hash="")
+
+    def restore(self, snapshot: Snapshot) -> None:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        pass
+
+
+def talk() -> Suite:
+    return Suite(
+        spec=Talk.spec, make=Talk, verify=lambda *_: Verdict(outcome=True), verifier_version="1",
+        tasks=lambda split, count, seed: [Task(id=f"t{n}", split=split) for n in range(count)],
+        demonstrate=lambda task, seed: [WORDS] * 3,
+    )  # fmt: skip
+
+
+def test_a_demonstration_that_is_rendered_anew_may_fill_several_rows() -> None:
+    renderer = TemplateRenderer(family("qwen3"), FAMILIES["qwen3"], variables=THOUGHTLESS, history="template")
+    ref, shown = EnvironmentRef(target=f"{__name__}:talk"), Shown(count=2)
+    spans = [span for t in play_all(ref, renderer, shown, 0) for span in t.spans]
+    width = max(end - begin for begin, _, end in spans)
+    batch = packed(ref, renderer, Sft(demonstrations=(shown,), width=width), 0)
+    assert len(batch.tokens) > shown.count, "the case needs demonstrations that do not fit a row each"
+    assert batch.action_mask.sum() == 2 * 3 * len(renderer.turn(WORDS))
+    with pytest.raises(UserError, match=r"^sft\.width=16: .*raise width") as refused:
+        packed(ref, renderer, Sft(demonstrations=(shown,), width=16), 0)
+    assert "rows" not in str(refused.value)
