@@ -21,7 +21,17 @@ from agentrl_jax.rollout.attribution import (
 )
 from agentrl_jax.rollout.budgets import EvidenceRule
 from agentrl_jax.rollout.codec import to_json
-from agentrl_jax.rollout.episode import MAX_SEGMENTS, Act, Ask, Episode, EpisodePlan, Move, Renderer, TokenMismatch
+from agentrl_jax.rollout.episode import (
+    MAX_SEGMENTS,
+    Act,
+    Ask,
+    Episode,
+    EpisodePlan,
+    Move,
+    Renderer,
+    TokenMismatch,
+    Unrenderable,
+)
 from agentrl_jax.rollout.play import play
 from agentrl_jax.rollout.pool import Pool
 from agentrl_jax.rollout.records import Trajectory
@@ -167,10 +177,13 @@ class _Driver:
         elif isinstance(reply.value, Observation) and run.resetting:
             self._on_reset(run, reply.value)
         elif isinstance(reply.value, Observation):
-            self._move(run, run.episode.on_observation(reply.value, reply.wall_ms))
+            self._on_observation(run, reply.value, reply.wall_ms)
 
     def _on_reset(self, run: _Run, observation: Observation) -> None:
-        move = run.episode.begin(observation)
+        try:
+            move = run.episode.begin(observation)
+        except Unrenderable as error:
+            return self._lose(run, Failure(kind="garbage", phase="reset", message=str(error)), None)
         if isinstance(move, Ask):
             run.unit.asks[run.slot] = move
         else:
@@ -188,6 +201,13 @@ class _Driver:
             leader = leaders.setdefault(ask.ids, slot)
             self._ask(self.by_slot[slot], ask, None if leader == slot else leader)
 
+    def _on_observation(self, run: _Run, observation: Observation, wall_ms: float) -> None:
+        try:
+            move = run.episode.on_observation(observation, wall_ms)
+        except Unrenderable as error:
+            return self._lose(run, Failure(kind="garbage", phase="step", message=str(error)), None)
+        self._move(run, move)
+
     def _on_sample(self, run: _Run, sample: Sample) -> None:
         run.sampling = False
         if run.doom is not None:
@@ -197,7 +217,10 @@ class _Driver:
             return self._unsampled(run, sample.message or "no reason was given")
         try:
             move = run.episode.on_sample(sample)
-        except TokenMismatch as error:  # this episode is lost, and counted; it is never trained on in part
+        except (
+            TokenMismatch,
+            Unrenderable,
+        ) as error:  # this episode is lost, and counted; it is never trained on in part
             return self._lose(run, Failure(kind="garbage", phase="sample", message=str(error)), None)
         self._move(run, move)
 
@@ -257,7 +280,7 @@ class _Driver:
         if queued is not None:
             self.pool.submit(run.worker, queued)
         elif run.episode.pending is not None:
-            self._move(run, run.episode.on_observation(observations[-1], lost.wall_ms))
+            self._on_observation(run, observations[-1], lost.wall_ms)
 
     def _lose(self, run: _Run, failure: Failure, evidence: ReplayEvidence | None) -> None:
         """The environment is gone for good: settle the cause, and end the episode as soon as its slot is idle."""

@@ -92,6 +92,10 @@ class TokenMismatch(ValueError):
     """A sample whose tokens, log-probabilities and versions do not belong together: nothing can be learned from it."""
 
 
+class Unrenderable(ValueError):
+    """Messages that the renderer refuses: a role that the frame lacks, an order that the chat template forbids."""
+
+
 class Episode:
     """The state of one episode and the rules by which it goes on.
 
@@ -158,9 +162,12 @@ class Episode:
         return self._pending
 
     def begin(self, observation: Observation) -> Ask | Done:
-        """The answer to `reset`: renders the prompt."""
+        """The answer to `reset`: renders the prompt. Raises `Unrenderable`, as every answer may."""
         self._reset_hash = observation_hash(observation)
-        rendered = self.renderer.start(observation.content)
+        try:
+            rendered = self.renderer.start(observation.content)
+        except ValueError as error:
+            raise Unrenderable(f"the first messages cannot be rendered: {error}") from error
         self._talk.extend(observation.content)
         self._read(rendered)
         self.prompt_length = len(rendered.ids)
@@ -254,7 +261,10 @@ class Episode:
         if stop := self.meter.exhausted():
             return self._done(stop)
         messages = numbered(self._asked, observation.content, self.turn)
-        following = self.renderer.follow(self._talk, messages)
+        try:
+            following = self.renderer.follow(self._talk, messages)
+        except ValueError as error:
+            raise Unrenderable(f"the answer to turn {self.turn} cannot be rendered: {error}") from error
         if following.reason:
             if len(self._breaks) + 1 >= self.max_segments:
                 return self._done(StopReason.BUDGET)

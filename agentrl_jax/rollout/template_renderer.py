@@ -45,6 +45,8 @@ class _Marks(NamedTuple):
     def put(self, text: str, role: str, names: re.Pattern[str]) -> str:
         """`text` between marks, each of `names` in it broken up. Space at its ends stays outside, where a template may
         trim it; it forges nothing."""
+        if role not in self.opens:
+            raise ValueError(f"a message has the role {role!r}; expected one of {', '.join(self.opens)}")
         core = text.strip()
         if not core:
             return text

@@ -49,6 +49,8 @@ class Counter:
         if self.fault == "print":
             for _ in range(10):
                 print("x" * 1_000_000)
+        if self.fault == "role":
+            return self._strange()
         goal = task.data["goal"]
         rules, wish = Message(role="system", content="you count ."), f"count to {goal} please"
         return Observation(content=(rules, Message(role="user", content=wish)))
@@ -82,6 +84,10 @@ class Counter:
     def _say(self, text: str, **fields: Any) -> Observation:
         return Observation(content=(Message(role="tool", content=text),), **fields)
 
+    def _strange(self) -> Observation:
+        """A message of a role that no renderer of the tests knows."""
+        return Observation(content=(Message(role="oracle", content="now"),))  # type: ignore[arg-type]
+
     def _break(self, how: str) -> Any:
         if how.startswith("once_"):  # only the first time on this machine: what a flaky environment does
             mark = Path(self.scratch) / how
@@ -101,6 +107,8 @@ class Counter:
             return None
         if how == "unpicklable":
             return Observation(content=(), env_status=lambda: None)  # type: ignore[arg-type]
+        if how == "role":
+            return self._strange()
         if how == "text":
             return Observation(content="now")  # type: ignore[arg-type]
         return self._say("x" * 100_000)

@@ -103,6 +103,18 @@ def test_garbage_is_the_environments(pool, renderer, how):
     assert done[1].success
 
 
+def test_messages_that_cannot_be_rendered_end_their_episode_alone(pool, renderer):
+    plan = [_plan(0, 0), _plan(0, 1, "role"), _plan(0, 2)]
+    done = _run(pool, renderer, {0: _break("role"), 1: GOOD, 2: GOOD}, plan)
+    assert done[2].success
+    for member, evidence in ((0, "garbage in step: the answer to turn 1"), (1, "garbage in reset: the first messages")):
+        lost = done[member]
+        assert lost.attribution.cause is Cause.ENVIRONMENT and lost.stop is StopReason.FAILURE and not lost.valid
+        assert lost.attribution.evidence.startswith(f"{evidence} cannot be rendered: ")
+        assert "oracle" in lost.attribution.evidence and lost.receipt.breach() is None
+    assert done[0].receipt.steps[-1].observation.content[0].role == "oracle", "the receipt has what was said"
+
+
 @pytest.mark.parametrize("fault", ["verify_raise", "verify_hang", "verify_crash", "verify_nan", "verify_garbage"])
 def test_a_broken_verifier_leaves_the_episode_unscored(pool, renderer, fault):
     done = _run(pool, renderer, {0: GOOD, 1: GOOD}, [_plan(0, 0, fault), _plan(1, 1)])

@@ -259,6 +259,11 @@ def test_a_template_that_is_not_understood_is_named_in_one_line(template, words,
     assert "\n" not in str(caught.value) and str(tmp_path) in str(caught.value)
 
 
+def test_a_role_that_is_none_is_refused():
+    with pytest.raises(ValueError, match="role 'oracle'; expected one of system, user, assistant, tool"):
+        RENDERERS["chatml"].start([Message(role="oracle", content="a")])  # type: ignore[arg-type]
+
+
 def test_a_clock_in_the_template_stands_still():
     dated = "{{ strftime_now('%d %b %Y') }}" + TEMPLATES["chatml"]
     renderer = TemplateRenderer(family("chatml"), dated, history="template")
