@@ -214,7 +214,9 @@ class _Driver:
             self._fail(run, run.doom)
             return
         if sample.stop == "error":
-            return self._unsampled(run, sample.message or "no reason was given")
+            return self._unsampled(run, f"the sampler failed: {sample.message or 'no reason was given'}")
+        if sample.stop == "context" and not sample.ids and run.episode.turn == 0:
+            return self._unsampled(run, f"the prompt is too long: {sample.message or 'context is full'}")
         try:
             move = run.episode.on_sample(sample)
         except (
@@ -225,8 +227,8 @@ class _Driver:
         self._move(run, move)
 
     def _unsampled(self, run: _Run, reason: str) -> None:
-        """The sampler gave no turn: nothing the policy did, so the episode leaves the batch."""
-        run.attribution = Attribution(cause=Cause.ENVIRONMENT, evidence=f"the sampler failed: {reason}")
+        """No turn was sampled: nothing the policy did, so the episode leaves the batch."""
+        run.attribution = Attribution(cause=Cause.ENVIRONMENT, evidence=reason)
         run.episode.give_up(StopReason.FAILURE)
         self._close(run, failed_verdict(run.attribution))
 

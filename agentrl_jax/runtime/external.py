@@ -169,7 +169,8 @@ class ExternalSampler:
 
     def _unasked(self, request: SampleRequest, held: tuple[int, ...], room: int) -> Sample:
         if room <= 0:
-            return Sample(slot=request.slot, ids=(), logprobs=(), versions=(), stop="context")
+            full = f"{self._context - room} tokens leave no room to sample in context={self._context}"
+            return Sample(slot=request.slot, ids=(), logprobs=(), versions=(), stop="context", message=full)
         what = "stop_strings are the engine's" if request.stop_strings else "top_k, top_p and min_p need the kept set"
         return self._error(request.slot, held, f"{what}, which this server does not tell; leave them out")
 

@@ -16,10 +16,12 @@ import scripted
 import agentrl_jax
 from agentrl_jax.errors import UserError
 from agentrl_jax.protocol import Cause, EnvironmentRef, StopReason, Task, ToolCall
+from agentrl_jax.recipes.evaluate import refuse_broken
 from agentrl_jax.rollout.collect import EpisodePlan, collect
 from agentrl_jax.rollout.pool import Deadlines, Pool
 from agentrl_jax.rollout.records import Trajectory
 from agentrl_jax.rollout.replay import replay
+from agentrl_jax.rollout.sampling import Sample
 
 DEADLINES = Deadlines(start=20.0, reset=2.0, step=0.5, verify=0.5)
 ADD2, ADD3 = ToolCall(name="add", arguments={"n": 2}), ToolCall(name="add", arguments={"n": 3})
@@ -113,6 +115,30 @@ def test_messages_that_cannot_be_rendered_end_their_episode_alone(pool, renderer
         assert lost.attribution.evidence.startswith(f"{evidence} cannot be rendered: ")
         assert "oracle" in lost.attribution.evidence and lost.receipt.breach() is None
     assert done[0].receipt.steps[-1].observation.content[0].role == "oracle", "the receipt has what was said"
+
+
+@pytest.mark.parametrize("turn", [0, 1])
+def test_a_prompt_that_leaves_no_room_is_not_the_policys_failure(pool, renderer, turn):
+    """A context that is full later on is: the policy's own turns filled it."""
+
+    class Full(scripted.ScriptedSampler):
+        def _sample(self, request):
+            if request.key[1:] != (0, turn):
+                return super()._sample(request)
+            message = "96 tokens leave no room to sample in context=96"
+            return Sample(slot=request.slot, ids=(), logprobs=(), versions=(), stop="context", message=message)
+
+    sampler = Full(renderer, scripted.by_turn({0: GOOD, 1: GOOD}), slots=2)
+    found = collect([_plan(0, 0), _plan(0, 1)], sampler, pool, renderer, max_turn_tokens=16, temperature=1.0)
+    full, good = sorted(found, key=lambda t: t.member)
+    assert good.success
+    if turn:
+        assert full.stop is StopReason.TOKEN_CAP and full.valid and full.attribution is None
+    else:
+        assert full.stop is StopReason.FAILURE and not full.valid and full.attribution.cause is Cause.ENVIRONMENT
+        assert "the prompt is too long: 96 tokens" in full.attribution.evidence and not any(full.action_mask)
+        with pytest.raises(UserError, match=r"context=96.*1 of 2 episodes"):
+            refuse_broken([full, good], 0.25)
 
 
 @pytest.mark.parametrize("fault", ["verify_raise", "verify_hang", "verify_crash", "verify_nan", "verify_garbage"])

@@ -260,7 +260,7 @@ def test_a_template_that_is_not_understood_is_named_in_one_line(template, words,
 
 
 def test_a_role_that_is_none_is_refused():
-    with pytest.raises(ValueError, match="role 'oracle'; expected one of system, user, assistant, tool"):
+    with pytest.raises(ValueError, match="role 'oracle'; expected one of system, user, tool, assistant"):
         RENDERERS["chatml"].start([Message(role="oracle", content="a")])  # type: ignore[arg-type]
 
 

@@ -166,6 +166,7 @@ def test_a_full_context_and_bad_requests_are_as_in_the_engine(served, url):
         sampler.submit(ask(1, [9] * 124, 2, max_tokens=50))
         samples = finish(sampler)
         assert (samples[0].stop, samples[0].ids) == ("context", ())
+        assert samples[0].message == "128 tokens leave no room to sample in context=128"
         assert samples[1].stop in ("context", "stop") and len(samples[1].ids) <= 4
         for bad, words in ((ask(9, [1], 1), "slot=9"), (ask(2, [], 1), "holds nothing"),
                            (ask(2, [1], 1, max_tokens=0), "max_tokens=0")):  # fmt: skip
