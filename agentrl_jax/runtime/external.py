@@ -155,9 +155,25 @@ class ExternalSampler:
             raise ValueError(f"SampleRequest.slot={request.slot}: still busy with an earlier turn")
         if request.max_tokens < 1:
             raise ValueError(f"SampleRequest.max_tokens={request.max_tokens}: expected at least 1")
+        if request.fork_from is not None:
+            return self._forked(request, request.fork_from)
         held = () if request.fresh else self._held.get(request.slot, ())
         if not (held or request.ids):
             raise ValueError(f"SampleRequest.ids is empty and slot {request.slot} holds nothing to continue")
+        return held
+
+    def _forked(self, request: SampleRequest, source: int) -> tuple[int, ...]:
+        """What the fork takes up. The server finds it in its prefix cache."""
+        if not request.fresh or request.share_with is not None:
+            raise ValueError(
+                f"SampleRequest.fork_from={source}: a fork is a fresh context that shares with nobody else"
+            )
+        held = self._held.get(source, ())
+        if source == request.slot or source in self._pending or not held:
+            raise ValueError(
+                f"SampleRequest.fork_from={source}: expected another slot that is idle and holds tokens "
+                f"(slot {request.slot})"
+            )
         return held
 
     def _asked(self, request: SampleRequest, ids: tuple[int, ...], max_tokens: int) -> Asked:

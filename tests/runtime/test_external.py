@@ -6,6 +6,7 @@ import contextlib
 import json
 import sys
 import threading
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -230,6 +231,24 @@ def test_what_may_pass_is_tried_again_with_the_same_seed(served):
     assert sample.ids == (5, 6) and sample.versions == (0, 0) and sampler.retries == 2
     assert len(asked) == 3 and asked[0] == asked[1] == asked[2]
     assert asked[0][1]["sampling_params"]["seed"] == request_seed((1,))
+
+
+def test_a_fork_takes_up_what_the_other_slot_holds(served):
+    with answering((200, GOOD, {})) as (url, asked), external(url, served) as sampler:
+        for request in (
+            ask(0, [20, 21], 1),
+            replace(ask(1, [30], 2), fork_from=0),
+            ask(0, [31], 3, fresh=False),
+            ask(1, [32], 4, fresh=False),
+        ):
+            sampler.submit(request)
+            assert finish(sampler)[request.slot].ids == (5, 6)
+        for source, fresh in ((0, False), (2, True), (3, True)):  # no new context, itself, one that holds nothing
+            with pytest.raises(ValueError, match=f"fork_from={source}: "):
+                sampler.submit(replace(ask(2, [9], 5, fresh=fresh), fork_from=source))
+    start = [20, 21, 5, 6]
+    read = [body["token_ids"] for _, body in asked]
+    assert read == [start[:2], [*start, 30], [*start, 31], [*start, 30, 5, 6, 32]]
 
 
 @pytest.mark.parametrize(
