@@ -103,6 +103,9 @@ class Counter:
             os.kill(os.getpid(), signal.SIGKILL)
         if how == "hang":
             time.sleep(600)
+        if how == "count":  # long work, which comes to an end
+            time.sleep(1.0)
+            return self._say(f"now {self.count}")
         if how == "none":
             return None
         if how == "unpicklable":

@@ -78,6 +78,23 @@ def test_p47_p21_hang_is_bounded_and_stays_a_policy_failure(pool, renderer):
     assert done[1].success
 
 
+@pytest.mark.parametrize("limit", [0.25, 20.0])
+def test_p20_a_tool_slower_than_its_limit_ends_the_episode_and_the_limit_is_told(ref, renderer, limit):
+    """What is too long is the setting's to say: the same work goes through under a longer limit."""
+    with Pool(ref, 2, Deadlines(start=20.0, reset=20.0, step=limit, verify=20.0)) as pool:
+        (done,) = _run(pool, renderer, {0: _break("count")}, [_plan(0, 0)]).values()
+    assert done.receipt.limits["deadlines"]["step"] == limit and done.receipt.breach() is None
+    if limit > 1.0:
+        assert done.success and done.attribution is None and done.receipt.steps[1].wall_ms >= 1000
+        return
+    assert done.stop is done.receipt.stop is StopReason.TIMEOUT and done.verdict.outcome is False
+    assert done.attribution == done.receipt.attribution and done.attribution.cause is Cause.POLICY
+    assert done.attribution.evidence.startswith("timeout in step: ") and "0.25 s" in done.attribution.evidence
+    assert "the same actions fail again" in done.attribution.evidence
+    late = done.receipt.steps[-1]
+    assert late.exception == "timeout" and late.observation is None and late.performed and late.wall_ms >= 250
+
+
 @pytest.mark.parametrize("how", ["once_crash", "once_hang"])
 def test_a_flaky_environment_is_healed_by_replay(pool, renderer, how):
     (done,) = _run(pool, renderer, {0: _break(how)}, [_plan(0, 0)]).values()
