@@ -249,7 +249,7 @@ class TemplateRenderer:
         return self._template({"messages": turns, "add_generation_prompt": True, **tools, **self._variables})
 
     def _guard(self, value: Any, marks: _Marks) -> Any:
-        """Tools with marks around the texts that spell a control token."""
+        """A value, such as the tools, with marks around the texts that spell a control token."""
         if isinstance(value, Mapping):
             return {key: self._guard(item, marks) for key, item in value.items()}
         if isinstance(value, list | tuple):
@@ -265,8 +265,11 @@ class TemplateRenderer:
         if isinstance(item, str):
             return {"role": "assistant", "content": marks.opens["assistant"] + item + marks.close}
         role = self.tool_role if item.role == "tool" else item.role
-        extra = {"name": item.name, "tool_call_id": item.call_id} if role == "tool" else {}
-        known = {key: value for key, value in extra.items() if value}
+        known: dict[str, Any] = {}
+        if role == "tool" and item.name:  # a name may be one that the policy made up
+            known["name"] = marks.put(item.name, item.role, self._names)
+        if role == "tool" and item.call_id:
+            known["tool_call_id"] = self._guard(item.call_id, marks)
         return {"role": role, "content": marks.put(item.content, item.role, self._names), **known}
 
     def _say(self, said: Said, marks: _Marks) -> str:
@@ -300,8 +303,10 @@ class TemplateRenderer:
         """Seven private-use characters that nothing in the conversation holds."""
         used = set(self._shown_text)
         for item in (*talk, *more):
-            said = isinstance(item, Said)
-            used |= set(self.tokenizer.decode(item.ids, skip_special_tokens=False) if said else item.content)
+            if isinstance(item, Said):
+                used |= set(self.tokenizer.decode(item.ids, skip_special_tokens=False))
+            else:
+                used |= {*item.content, *(item.name or ""), *(item.call_id or "")}
         free = [mark for mark in _PRIVATE if mark not in used][:7]
         if len(free) < 7:
             raise ValueError("the conversation holds every character of Unicode's private use area")
