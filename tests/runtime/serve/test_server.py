@@ -181,6 +181,20 @@ def test_tool_calls(say, renderer, stream):
     assert len({call.id for call in calls}) == 2
 
 
+def test_a_call_inside_reasoning_is_no_call(say):
+    """As in training, where the renderer reads calls from what follows the reasoning."""
+    thought = f"<think>\nI could say {CALL}\n</think>\n\n"
+    for said, calls, content in (
+        (thought + "no", 0, thought + "no"),
+        (thought + CALL, 1, thought),
+        (thought + "now " + CALL, 1, thought + "now"),
+        ("<think>\n" + CALL, 0, "<think>\n" + CALL),
+    ):
+        with beside(say(said)) as url, client_of(url) as client:
+            message = chat(client, model="scripted", tools=TOOLS, max_tokens=400).choices[0].message
+        assert len(message.tool_calls or ()) == calls and message.content == content
+
+
 def test_text_that_is_no_call_stays_text(say, renderer):
     broken = '<tool_call>{"name": "add", "arguments": {"n": "x"}}</tool_call>'
     for said, options in ((broken, {"tools": TOOLS}), (CALL, {"tools": TOOLS, "tool_choice": "none"}), (CALL, {})):
