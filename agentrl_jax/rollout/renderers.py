@@ -6,6 +6,7 @@ and message text is encoded with special tokens switched off, so that no text ca
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -76,6 +77,19 @@ class ChatFrame:
     def controls(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys([*self.opens.values(), self.end]))
 
+    @property
+    def source(self) -> str:
+        """The chat template (Jinja) that frames turns so: opening token, head, content, end, separator."""
+        opens, heads = (json.dumps(dict(part)) for part in (self.opens, self.heads))
+        end = json.dumps(self.end + self.separator)
+        return (
+            f"{{% set opens = {opens} %}}{{% set heads = {heads} %}}"
+            "{% for message in messages %}"
+            "{{ opens[message['role']] + heads.get(message['role'], '') + message['content'] + " + end + " }}"
+            "{% endfor %}"
+            "{% if add_generation_prompt %}{{ opens['assistant'] + heads.get('assistant', '') }}{% endif %}"
+        )
+
 
 _ROLES: tuple[Role, ...] = ("system", "user", "assistant", "tool")
 CHATML = ChatFrame(
@@ -122,6 +136,11 @@ class ChatRenderer:
     @property
     def vocab_size(self) -> int:
         return self.vocabulary.size
+
+    @property
+    def source(self) -> str:
+        """The chat template (Jinja) that it speaks by, for other tools."""
+        return self.frame.source
 
     @property
     def appends(self) -> bool:

@@ -87,7 +87,7 @@ class TemplateRenderer:
         self.tokenizer = self.vocabulary.tokenizer
         names = "|".join(map(re.escape, sorted({*self.vocabulary.controls, *_THINK}, key=len, reverse=True)))
         self._names = re.compile(f"(?=(?:{names}))(.)", re.DOTALL)
-        self._source, self._template = template, compile_template(template)
+        self.source, self._template = template, compile_template(template)
         self._variables = dict(variables or {})
         self._shown: list[dict[str, Any]] = []
         self._shown_text = self._preamble = ""
@@ -371,7 +371,7 @@ class TemplateRenderer:
     def _learn_extension(self) -> str:
         """Why the template is no extension, or nothing: a talk of every kind of message, with reasoning where the
         template knows of it, rendered turn by turn."""
-        thinks = THINK_END in self._source
+        thinks = THINK_END in self.source
         said = Said((*self._spell("<think>\nr\n</think>\n\na" if thinks else "a"), self.end_id))
         talk: list[Message | Said] = [_message("user")]
         for role in ("tool", "user", "tool", "user"):

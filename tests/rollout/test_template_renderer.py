@@ -287,7 +287,7 @@ def test_the_renderer_of_a_directory(tmp_path):
     assert isinstance(renderer_for(tmp_path, family("chatml")), ChatRenderer)
     assert renderer_for(tmp_path, family("gemma3")).tool_role == "user"
     with pytest.raises(UserError, match=r"no chat template.*none of <\|im_start\|>"):
-        renderer_for(tmp_path, WORDS)
+        renderer_for(tmp_path, Tokenizer(models.WordLevel({"a": 0}, unk_token="a")))
     with pytest.raises(UserError, match=r"frame 'chatml': the tokenizer has no token '<\|im_start\|>'"):
         renderer_for(tmp_path, family("gemma3"), "chatml")
     with pytest.raises(UserError, match="frame 'mistral': unknown; expected 'auto' or one of chatml, tiny, qwen3"):

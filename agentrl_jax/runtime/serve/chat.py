@@ -28,8 +28,8 @@ class Prompt(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Chat:
-    """Speaks for one policy. `describe_tools` puts the tools of a request into its system message; a policy that was
-    trained without descriptions knows its tools already."""
+    """Speaks for one policy. `describe_tools` puts the tools of a request into its system message; a run's renderer
+    describes the tools itself where the policy was trained so, and else it knows them."""
 
     renderer: ChatRenderer | TemplateRenderer
     vocab_size: int
