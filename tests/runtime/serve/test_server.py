@@ -338,6 +338,22 @@ def test_reload_publishes_between_dispatches_and_keeps_what_was_sampled(served, 
         assert client_of(url).models.list().data[0].policy_version == 9
 
 
+def test_a_reload_loads_beside_the_sampling_and_publishes_in_the_pump(say):
+    service, where = say("one two"), {}
+    sampler, publish = service.pump._sampler, service.pump._sampler.publish
+
+    def note(name, result=None):
+        where[name] = threading.current_thread()
+        return result
+
+    sampler.publish = lambda params, version: note("publish", publish(params, version))
+    service.load = lambda path: note("load", f"params of {path}")
+    with beside(service) as url:
+        assert post(url, "/v1/weights/reload", {"path": "there", "policy_version": 4}) == (200, {"policy_version": 4})
+        assert where["publish"] is service.pump._thread is not where["load"]
+    assert sampler.params == "params of there"
+
+
 # -- errors --------------------------------------------------------------------------------------------------
 
 
