@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl_jax.errors import UserError
+from agentrl_jax.rollout.calls import CALL_FORMATS
 
 _KEY = "AGENTRL_API_KEY"
 
@@ -29,7 +30,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--queue", type=int, default=256, metavar="N", help="requests that may wait; more are answered 429"
     )
     parser.add_argument(
-        "--calls", choices=["json", "line"], help="how tool calls are written; default json, or the run's"
+        "--calls", choices=sorted(CALL_FORMATS), help="how tool calls are written; default json, or the run's"
+    )
+    parser.add_argument(
+        "--frame", help="how turns are written, such as chatml; default: the directory's chat template, or the run's"
     )
     parser.add_argument("--seed", type=int, default=0, help="joins the seed of every request")
     parser.add_argument(
@@ -66,20 +70,21 @@ def _service(arguments: argparse.Namespace, resolved: Callable[[Path], Any]) -> 
 
     path = Path(arguments.checkpoint)
     if recipe.is_run(path):
-        if arguments.calls is not None:
-            raise UserError(
-                f"--calls {arguments.calls}: a run's policy writes calls as it did in the run; leave it out"
-            )
+        for name, value, what in (("calls", arguments.calls, "calls"), ("frame", arguments.frame, "turns")):
+            if value is not None:
+                raise UserError(f"--{name} {value}: a run's policy writes {what} as it did in the run; leave it out")
         served = recipe.from_run(resolved(path), path)
     else:
-        served = recipe.from_directory(arguments.checkpoint, calls=arguments.calls or "json")
+        served = recipe.from_directory(
+            arguments.checkpoint, calls=arguments.calls or "json", frame=arguments.frame or "auto"
+        )
     if arguments.name:
         served = replace(served, name=arguments.name)
     bank = next(size for size in (4, 2, 1) if arguments.slots % size == 0)
     size = recipe.EngineSize(
         slots=arguments.slots, context=arguments.context, bank=bank, seed=arguments.seed, queue=arguments.queue
     )
-    return recipe.open_service(served, size, api_key=os.environ.get(_KEY) or None)
+    return recipe.open_service(served, size, api_key=os.environ.get(_KEY) or None, resolved=resolved)
 
 
 def _ready(service: Any, url: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import tempfile
@@ -17,20 +16,23 @@ from agentrl_jax.models.lora import merged, trained, with_trained
 from agentrl_jax.recipes import policy as policies
 from agentrl_jax.recipes.config import PretrainedPolicy, RunConfig
 from agentrl_jax.recipes.train import resolve
-from agentrl_jax.rollout.renderers import ChatFrame, ChatRenderer
+from agentrl_jax.rollout.families import AUTO, read_template
 from agentrl_jax.runtime import adapters, pretrained
 from agentrl_jax.runtime.checkpoint import Checkpoints
+from agentrl_jax.runtime.tensor_files import read_json, write_json
 
 # What a pretrained policy brings along and training does not change.
-_CARRIED = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
+_WORDS = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
+_CARRIED = (*_WORDS, "chat_template.jinja")
 
 
 def export(config: RunConfig, run_directory: Path, destination: Path, *, adapter: bool = False) -> Path:
     """Write the newest checkpoint of a run to `destination`, which must not hold anything yet.
 
-    A pretrained policy keeps its tokenizer files and chat template; another gets them from its renderer. Adapters are
-    merged into the model, or with `adapter` written alone, as PEFT keeps them. The directory appears whole or not at
-    all. Raises `UserError`: no checkpoint, a destination in use, no adapters.
+    A pretrained policy keeps its tokenizer files; its chat template is the one that it was trained with, be it the
+    directory's own or a frame. Another gets both from its renderer. Adapters are merged into the model, or with
+    `adapter` written alone, as PEFT keeps them. The directory appears whole or not at all. Raises `UserError`: no
+    checkpoint, a destination in use, no adapters.
     """
     refuse_used(destination)
     settings = config.policy.lora if isinstance(config.policy, PretrainedPolicy) else None
@@ -47,21 +49,19 @@ def export(config: RunConfig, run_directory: Path, destination: Path, *, adapter
             destination,
             lambda directory: adapters.save(directory, policy.model, settings, trained(params), base_model=base),
         )
-    # A renderer that came from a template leaves it in the directory, and the directory's is carried over.
-    template = chat_template(policy.renderer.frame) if isinstance(policy.renderer, ChatRenderer) else None
-    return put(destination, lambda directory: _write(config, policy, params, directory, template))
+    return put(destination, lambda directory: _write(config, policy, params, directory))
 
 
-def newest_params(config: RunConfig, policy: policies.Policy, run_directory: Path) -> Any:
-    """The params of a run's newest checkpoint, on the default mesh."""
-    everywhere = sharding.replicated(sharding.make_mesh())
+def newest_params(config: RunConfig, policy: policies.Policy, run_directory: Path, place: Any = None) -> Any:
+    """The params of a run's newest checkpoint, where there is one. `place`: a sharding; None: the default mesh's."""
+    everywhere = place if place is not None else sharding.replicated(sharding.make_mesh())
     adapted = isinstance(config.policy, PretrainedPolicy) and config.policy.lora is not None
     # Of a policy with adapters a checkpoint holds these alone: the frozen rest comes from where it came from.
     template = (policies.initial_params if adapted else policies.param_shapes)(config, policy, everywhere)
     checkpoints = Checkpoints(run_directory / "checkpoints", keep=1, read_only=True)
     try:
         latest = checkpoints.latest()
-        assert latest is not None  # export has looked
+        assert latest is not None  # callers have looked
         return with_trained(template, checkpoints.restore_params(latest, trained(template)))
     finally:
         checkpoints.close()
@@ -104,38 +104,36 @@ def put(destination: Path, write: Any) -> Path:
     return destination
 
 
-def _write(config: RunConfig, policy: policies.Policy, params: Any, directory: Path, template: str | None) -> None:
+def _write(config: RunConfig, policy: policies.Policy, params: Any, directory: Path) -> None:
+    source = policies.pretrained_directory(config.policy) if isinstance(config.policy, PretrainedPolicy) else None
+    own = source is not None and _speaks_as_it_came(config, source)
     pretrained.save(
         directory,
         policy.model,
         jax.device_get(jax.jit(merged)(params)),
         policy.tokenizer,
-        template=template,
+        template=None if own else policy.renderer.source,
         stop_ids=policy.renderer.stop_ids,
     )
-    if isinstance(config.policy, PretrainedPolicy):
-        carry(policies.pretrained_directory(config.policy), directory)
+    if source is not None:
+        carry(source, directory, _CARRIED if own else _WORDS)
+    if source is not None and not own:  # some tools look for a template here first
+        words = directory / "tokenizer_config.json"
+        write_json(words, {key: value for key, value in read_json(words).items() if key != "chat_template"})
+
+
+def _speaks_as_it_came(config: RunConfig, source: Path) -> bool:
+    """Whether the policy trained with the chat template that its directory has."""
+    assert isinstance(config.policy, PretrainedPolicy)
+    return config.policy.frame == AUTO and read_template(source, with_tools=config.rollout.describe_tools) is not None
 
 
 def _rewrite(source: Path, directory: Path, model: Any, params: Any, tokenizer: Any) -> None:
     pretrained.save(directory, model, params, tokenizer)
-    carry(source, directory, ("generation_config.json",))
+    carry(source, directory, (*_CARRIED, "generation_config.json"))
 
 
-def carry(source: Path, directory: Path, more: tuple[str, ...] = ()) -> None:
-    for name in (*_CARRIED, *more):
+def carry(source: Path, directory: Path, names: tuple[str, ...] = _CARRIED) -> None:
+    for name in names:
         if (source / name).is_file():
             shutil.copyfile(source / name, directory / name)
-
-
-def chat_template(frame: ChatFrame) -> str:
-    """The Jinja template that renders messages as `frame` does: opening token, head, content, end, separator."""
-    opens, heads = (json.dumps(dict(part)) for part in (frame.opens, frame.heads))
-    end = json.dumps(frame.end + frame.separator)
-    return (
-        f"{{% set opens = {opens} %}}{{% set heads = {heads} %}}"
-        "{% for message in messages %}"
-        "{{ opens[message['role']] + heads.get(message['role'], '') + message['content'] + " + end + " }}"
-        "{% endfor %}"
-        "{% if add_generation_prompt %}{{ opens['assistant'] + heads.get('assistant', '') }}{% endif %}"
-    )

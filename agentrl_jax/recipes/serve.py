@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +13,11 @@ from agentrl_jax.errors import UserError
 from agentrl_jax.models import llama
 from agentrl_jax.recipes import policy as policies
 from agentrl_jax.recipes.config import PretrainedPolicy, RunConfig
+from agentrl_jax.recipes.export import newest_params
 from agentrl_jax.rollout.calls import CALL_FORMATS
-from agentrl_jax.rollout.families import renderer_for
+from agentrl_jax.rollout.families import AUTO, renderer_for
 from agentrl_jax.rollout.sampling import LiveSampler, SampleRequest
 from agentrl_jax.runtime import pretrained
-from agentrl_jax.runtime.checkpoint import Checkpoints
 from agentrl_jax.runtime.engine import Engine
 from agentrl_jax.runtime.publish import publish
 from agentrl_jax.runtime.serve.chat import Chat
@@ -26,11 +25,13 @@ from agentrl_jax.runtime.serve.pump import Pump
 from agentrl_jax.runtime.serve.service import Service
 
 _FIRST_VERSION = 0
+Resolved = Callable[[Path], RunConfig]  # the config of a run directory
 
 
 @dataclass(frozen=True, kw_only=True)
 class Served:
-    """A policy ready to be served: its architecture, its params (f32, as the learner has them) and its voice."""
+    """A policy ready to be served: its architecture, its params (as the learner has them, adapters beside the rest)
+    and its voice."""
 
     name: str
     model: llama.LlamaConfig
@@ -51,11 +52,11 @@ class EngineSize:
     queue: int = 256  # requests that may wait for a slot
 
 
-def from_directory(path: str, *, calls: str = "json") -> Served:
+def from_directory(path: str, *, calls: str = "json", frame: str = AUTO) -> Served:
     """A Hugging Face directory, or a name that `agentrl models pull` has fetched."""
     directory = policies.pretrained_directory(PretrainedPolicy(path=path))
     model, params, tokenizer = pretrained.load(directory)
-    renderer = renderer_for(directory, tokenizer, calls=CALL_FORMATS[calls])
+    renderer = renderer_for(directory, tokenizer, frame, CALL_FORMATS[calls])
     return Served(
         name=path.rstrip("/"), model=model, params=params,
         chat=Chat(renderer=renderer, vocab_size=model.vocab_size),
@@ -64,11 +65,10 @@ def from_directory(path: str, *, calls: str = "json") -> Served:
 
 def from_run(config: RunConfig, directory: Path) -> Served:
     """The newest checkpoint of the run in `directory`, speaking as it did in the run."""
-    policy = policies.describe(config, config.environment.load())
-    chat = Chat(
-        renderer=policy.renderer, vocab_size=policy.model.vocab_size, describe_tools=config.rollout.describe_tools
-    )
-    return Served(name=config.name, model=policy.model, params=_newest(policy.model, directory), chat=chat)
+    policy = _policy(config)
+    # Where the policy was told its tools, the run's renderer tells it now, too.
+    chat = Chat(renderer=policy.renderer, vocab_size=policy.model.vocab_size, describe_tools=False)
+    return Served(name=config.name, model=policy.model, params=_newest(config, policy, directory), chat=chat)
 
 
 def is_run(directory: Path) -> bool:
@@ -76,8 +76,11 @@ def is_run(directory: Path) -> bool:
     return (directory / "overrides.json").is_file() or (directory / "checkpoints").is_dir()
 
 
-def open_service(served: Served, size: EngineSize, *, api_key: str | None = None) -> Service:
-    """The service over a new engine, compiled and with its params published. Nothing listens yet."""
+def open_service(
+    served: Served, size: EngineSize, *, api_key: str | None = None, resolved: Resolved | None = None
+) -> Service:
+    """The service over a new engine, compiled and with its params published. Nothing listens yet. `resolved` lets
+    runs be reloaded."""
     context = size.context if size.context is not None else min(served.model.context, 4096)
     if context > served.model.context:
         raise UserError(f"--context {context}: {served.name} was made for at most {served.model.context} tokens")
@@ -90,18 +93,25 @@ def open_service(served: Served, size: EngineSize, *, api_key: str | None = None
     engine.publish(publish(served.model, served.params), _FIRST_VERSION)
     warm_up(engine)
     return Service(
-        pump=Pump(engine, queue=size.queue), chat=served.chat, name=served.name, load=loader(served.model),
+        pump=Pump(engine, queue=size.queue), chat=served.chat, name=served.name, load=loader(served.model, resolved),
         api_key=api_key,
     )  # fmt: skip
 
 
-def loader(model: llama.LlamaConfig) -> Callable[[str], Any]:
-    """A function from a checkpoint's path to the sampler's params; `UserError` where it is of another architecture."""
+def loader(model: llama.LlamaConfig, resolved: Resolved | None = None) -> Callable[[str], Any]:
+    """A function from a checkpoint's path to the sampler's params; `UserError` where it is of another architecture.
+    `resolved` gives the config of a run directory; without it runs are refused."""
 
     def load(path: str) -> Any:
         directory = Path(path)
         if is_run(directory):
-            return publish(model, _newest(model, directory))
+            if resolved is None:
+                raise UserError(f"{path}: a run, whose config is not read here; give what `agentrl export` makes of it")
+            config = resolved(directory)
+            policy = _policy(config)
+            if policy.model != model:
+                raise UserError(f"{path}: its config describes another architecture than the one that is served")
+            return publish(model, _newest(config, policy, directory))
         other, params, _ = pretrained.load(directory)
         if other != model:
             raise UserError(f"{path}: its config.json describes another architecture than the one that is served")
@@ -120,16 +130,14 @@ def warm_up(sampler: LiveSampler) -> None:
         sampler.advance()
 
 
-def _newest(model: llama.LlamaConfig, directory: Path) -> Any:
+def _policy(config: RunConfig) -> policies.Policy:
+    try:
+        return policies.describe(config, config.environment.load())
+    except ValueError as error:
+        raise UserError(f"policy: {error}") from error
+
+
+def _newest(config: RunConfig, policy: policies.Policy, directory: Path) -> Any:
     if not any((directory / "checkpoints").glob("[0-9]*")):
         raise UserError(f"{directory}: no checkpoint to serve yet; let the run reach one (checkpoints.every)")
-    checkpoints = Checkpoints(directory / "checkpoints", keep=1, read_only=True)
-    try:
-        latest = checkpoints.latest()
-        assert latest is not None
-        shapes = jax.eval_shape(partial(llama.init, model), jax.random.key(0))
-        place = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-        template = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), shapes)
-        return checkpoints.restore_params(latest, template)
-    finally:
-        checkpoints.close()
+    return newest_params(config, policy, directory, jax.sharding.SingleDeviceSharding(jax.devices()[0]))

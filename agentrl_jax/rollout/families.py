@@ -103,7 +103,7 @@ def renderer_for(
 
     Raises `UserError` in one line that names what was not understood.
     """
-    template = _read_template(directory, with_tools=show_tools) if frame == AUTO else None
+    template = read_template(directory, with_tools=show_tools) if frame == AUTO else None
     if frame == AUTO and template is None:
         frame = _guess(directory, tokenizer)
     try:
@@ -136,7 +136,7 @@ def special_tokens(directory: Path) -> tuple[dict[str, Any], tuple[str, ...]]:
     return found, (found["eos_token"],) if "eos_token" in found else ()
 
 
-def _read_template(directory: Path, *, with_tools: bool) -> str | None:
+def read_template(directory: Path, *, with_tools: bool) -> str | None:
     """The directory's chat template. Where there are several, `tool_use` or `default`."""
     path = directory / "chat_template.jinja"
     if path.is_file():

@@ -6,6 +6,7 @@ and message text is encoded with special tokens switched off, so that no text ca
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -17,8 +18,20 @@ from agentrl_jax.protocol import Action, Message, Role, Tool, ToolCall
 from agentrl_jax.rollout.calls import LINE, CallFormat
 from agentrl_jax.rollout.vocabulary import Rendered, Span, Vocabulary
 
-__all__ = ["CHATML", "FRAMES", "SOURCES", "TINY", "ChatFrame", "ChatRenderer", "Following", "Rendered", "Said"]
+__all__ = [
+    "CHATML",
+    "FRAMES",
+    "SOURCES",
+    "TINY",
+    "ChatFrame",
+    "ChatRenderer",
+    "Following",
+    "Rendered",
+    "Said",
+    "spoken",
+]
 
+THINK_START, THINK_END = "<think>", "</think>"  # around a turn's reasoning
 SOURCES: Mapping[Role, Source] = {
     "system": Source.SYSTEM,
     "user": Source.USER,
@@ -63,6 +76,19 @@ class ChatFrame:
     @property
     def controls(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys([*self.opens.values(), self.end]))
+
+    @property
+    def source(self) -> str:
+        """The chat template (Jinja) that frames turns so: opening token, head, content, end, separator."""
+        opens, heads = (json.dumps(dict(part)) for part in (self.opens, self.heads))
+        end = json.dumps(self.end + self.separator)
+        return (
+            f"{{% set opens = {opens} %}}{{% set heads = {heads} %}}"
+            "{% for message in messages %}"
+            "{{ opens[message['role']] + heads.get(message['role'], '') + message['content'] + " + end + " }}"
+            "{% endfor %}"
+            "{% if add_generation_prompt %}{{ opens['assistant'] + heads.get('assistant', '') }}{% endif %}"
+        )
 
 
 _ROLES: tuple[Role, ...] = ("system", "user", "assistant", "tool")
@@ -112,6 +138,11 @@ class ChatRenderer:
         return self.vocabulary.size
 
     @property
+    def source(self) -> str:
+        """The chat template (Jinja) that it speaks by, for other tools."""
+        return self.frame.source
+
+    @property
     def appends(self) -> bool:
         """Whether every conversation continues what was sampled."""
         return True
@@ -142,15 +173,23 @@ class ChatRenderer:
         """What is read after the sampled turn that ends `talk`: the bridge, whatever came before."""
         said = talk[-1]
         assert isinstance(said, Said), "a sampled turn comes last"
-        return Following(*self.bridge(said.ids[-1:] == (self.end_id,), messages))
+        return Following(*self.bridge(self.is_closed(said.ids), messages))
 
     def turn(self, item: ToolCall | str) -> tuple[int, ...]:
         """The ids a policy would have to sample for this turn, end token included."""
         return (*self.vocabulary.render(written(self.calls, item)).ids, self.end_id)
 
     def parse(self, ids: Sequence[int]) -> Action:
-        """What a sampled turn asks for. Control tokens inside the turn are left out of the text."""
-        return self.calls.parse(self.decode(ids), self.tools)
+        """What a sampled turn asks for. Reasoning and control tokens inside the turn are left out of the text."""
+        return self.calls.parse(self.spoken(self.decode(ids)), self.tools)
+
+    def spoken(self, text: str) -> str:
+        """What a turn with this text says: calls are read from nothing else."""
+        return spoken(text)
+
+    def is_closed(self, ids: Sequence[int]) -> bool:
+        """Whether a sampled turn holds the token that ends it."""
+        return tuple(ids[-1:]) == (self.end_id,)
 
     def _render(self, tail: tuple[int, ...], messages: Sequence[Message]) -> Rendered:
         ids: list[int] = list(tail)
@@ -174,6 +213,14 @@ class ChatRenderer:
         if index is None:
             raise ValueError(f"the tokenizer has no token {name!r}, which the frame {self.frame.name!r} needs")
         return index
+
+
+def spoken(text: str) -> str:
+    """The text after the reasoning, up to the last `</think>`; nothing where reasoning never came to an end."""
+    _, found, after = text.rpartition(THINK_END)
+    if not found:
+        return "" if THINK_START in text else text
+    return after.lstrip("\n")
 
 
 def written(calls: CallFormat, item: ToolCall | str) -> list[Span]:

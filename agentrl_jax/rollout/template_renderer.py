@@ -21,15 +21,14 @@ from tokenizers import Tokenizer
 from agentrl_jax.batch import Source
 from agentrl_jax.protocol import Action, Message, Role, Tool, ToolCall
 from agentrl_jax.rollout.calls import JSON, CallFormat
-from agentrl_jax.rollout.renderers import SOURCES, Following, Said, written
+from agentrl_jax.rollout.renderers import SOURCES, THINK_END, THINK_START, Following, Said, spoken, written
 from agentrl_jax.rollout.templates import compile_template, tool_schema
 from agentrl_jax.rollout.vocabulary import Rendered, Span, Vocabulary
 
 History = Literal["keep", "template"]
 Talk = Sequence[Message | Said]
 _PRIVATE = [chr(code) for code in range(0xE000, 0xF900)]
-_THINK_END = "</think>"
-_THINK = ("<think>", _THINK_END)
+_THINK = (THINK_START, THINK_END)
 _END_OF_CALL = "<|eom_id|>"  # ends a turn that calls a tool, in some Llama models
 
 
@@ -90,7 +89,7 @@ class TemplateRenderer:
         self.tokenizer = self.vocabulary.tokenizer
         names = "|".join(map(re.escape, sorted({*self.vocabulary.controls, *_THINK}, key=len, reverse=True)))
         self._names = re.compile(f"(?=(?:{names}))(.)", re.DOTALL)
-        self._source, self._template = template, compile_template(template)
+        self.source, self._template = template, compile_template(template)
         self._variables = dict(variables or {})
         self._shown: list[dict[str, Any]] = []
         self._shown_text = self._preamble = ""
@@ -146,7 +145,7 @@ class TemplateRenderer:
             with contextlib.suppress(ValueError):  # words that the template cannot take stay as they were sampled
                 return self._as_template(talk, said, messages)
         first = [message for message in talk[: _first_said(talk)] if isinstance(message, Message)]
-        return Following(*self._bridge(first, self._is_closed(said), messages))
+        return Following(*self._bridge(first, self.is_closed(said.ids), messages))
 
     def turn(self, item: ToolCall | str) -> tuple[int, ...]:
         """The ids a policy would have to sample for this turn, end token included."""
@@ -154,10 +153,15 @@ class TemplateRenderer:
 
     def parse(self, ids: Sequence[int]) -> Action:
         """What a sampled turn asks for. Reasoning, up to the last `</think>`, and special tokens are left out."""
-        text = self.decode(ids)
-        if "<think>" in text and _THINK_END not in text:
-            return Action(text="")  # it never came to an end
-        return self.calls.parse(text.rpartition(_THINK_END)[2].lstrip("\n"), self.tools)
+        return self.calls.parse(self.spoken(self.decode(ids)), self.tools)
+
+    def spoken(self, text: str) -> str:
+        """What a turn with this text says: calls are read from nothing else."""
+        return spoken(text)
+
+    def is_closed(self, ids: Sequence[int]) -> bool:
+        """Whether a sampled turn holds a token that ends it: the template's own, or `<|eom_id|>` after a call."""
+        return bool(ids) and ids[-1] in self._closing
 
     # -- differencing ------------------------------------------------------------------------------------------
 
@@ -174,9 +178,9 @@ class TemplateRenderer:
         before = self._write(talk[:-1], marks) + self._say(said, marks)
         after = self._write([*talk, *messages], marks)
         if after.startswith(before):
-            return Following(*self._encode(self._after_end(after[len(before) :], self._is_closed(said)), marks))
+            return Following(*self._encode(self._after_end(after[len(before) :], self.is_closed(said.ids)), marks))
         spoken = [item for item in talk if isinstance(item, Said)]
-        thought = any(_THINK_END in self._say(item, marks) and self._say(item, marks) not in after for item in spoken)
+        thought = any(THINK_END in self._say(item, marks) and self._say(item, marks) not in after for item in spoken)
         reason = "reasoning_stripped" if thought else "rewritten"
         return Following(*self._encode(after, marks), reason, sum(self._changes(s, marks, after) for s in spoken))
 
@@ -206,9 +210,6 @@ class TemplateRenderer:
         if not rest.startswith(name):
             raise ValueError(f"the chat template ends an assistant turn with {rest[:20]!r}, expected {name!r}")
         return rest[len(name) :] if closed else rest
-
-    def _is_closed(self, said: Said) -> bool:
-        return bool(said.ids) and said.ids[-1] in self._closing
 
     def _show(self, tools: Sequence[Tool]) -> None:
         """Give the tools to the template; where it does not write them, they become the head of the system message."""
@@ -275,7 +276,7 @@ class TemplateRenderer:
     def _say(self, said: Said, marks: _Marks) -> str:
         """The words of a sampled turn: its control tokens by name, its end left out. Space at the ends of the turn
         is kept from being trimmed; space beside reasoning is not, since templates put it there themselves."""
-        ids = said.ids[:-1] if self._is_closed(said) else said.ids
+        ids = said.ids[:-1] if self.is_closed(said.ids) else said.ids
         parts = [piece for part in self.vocabulary.parts(ids) for piece in self._at_thoughts(part)]
         names = {index: name for name, index in self.vocabulary.controls.items()}
         words = [
@@ -295,7 +296,7 @@ class TemplateRenderer:
 
     def _at_thoughts(self, part: str | int) -> list[str | int]:
         """Text cut at the tags of reasoning where they are no tokens of their own: templates look for them."""
-        if isinstance(part, int) or _THINK_END in self.vocabulary.controls:
+        if isinstance(part, int) or THINK_END in self.vocabulary.controls:
             return [part]
         return [piece for piece in re.split("(</?think>)", part) if piece]
 
@@ -377,7 +378,7 @@ class TemplateRenderer:
     def _learn_extension(self) -> str:
         """Why the template is no extension, or nothing: a talk of every kind of message, with reasoning where the
         template knows of it, rendered turn by turn."""
-        thinks = _THINK_END in self._source
+        thinks = THINK_END in self.source
         said = Said((*self._spell("<think>\nr\n</think>\n\na" if thinks else "a"), self.end_id))
         talk: list[Message | Said] = [_message("user")]
         for role in ("tool", "user", "tool", "user"):

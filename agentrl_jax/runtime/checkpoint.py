@@ -53,12 +53,15 @@ class Checkpoints:
         return Restored(state=found["state"], record=found["record"])
 
     def restore_params(self, number: int, template: Any) -> Any:
-        """The `params` of checkpoint `number` alone, placed like the template; `UserError` where shapes differ."""
+        """The `params` of checkpoint `number` alone, placed like the template; `UserError` where shapes differ
+        or a part is not there: a run with adapters keeps nothing else."""
         abstract = {"params": jax.tree.map(ocp.utils.to_shape_dtype_struct, template)}
         places = ocp.checkpoint_utils.construct_restore_args(abstract)
         with jax.transfer_guard("allow"):
             wanted = ocp.args.PyTreeRestore(abstract, restore_args=places, partial_restore=True)
             found = self._manager.restore(number, args=ocp.args.Composite(state=wanted))["state"]["params"]
+        if any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(found)):  # not there: left abstract
+            raise UserError(f"checkpoint {number}: it holds other params than the config's policy has")
         if jax.tree.map(jnp.shape, found) != jax.tree.map(jnp.shape, template):
             raise UserError(f"checkpoint {number}: its params have other shapes than the config's policy")
         return found

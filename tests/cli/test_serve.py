@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import shutil
@@ -17,10 +18,17 @@ import jax
 import pytest
 
 from agentrl_jax.cli.main import main
-from agentrl_jax.models import llama
+from agentrl_jax.errors import UserError
+from agentrl_jax.models import llama, lora
+from agentrl_jax.protocol import Message
+from agentrl_jax.recipes import policy as policies
+from agentrl_jax.recipes.config import PretrainedPolicy
+from agentrl_jax.recipes.serve import from_run, is_run, loader
+from agentrl_jax.rollout.calls import CALL_FORMATS
 from agentrl_jax.rollout.tokenizer import build
 from agentrl_jax.runtime import pretrained
 from agentrl_jax.runtime.checkpoint import Checkpoints
+from agentrl_jax.runtime.publish import publish
 from agentrl_jax.runtime.serve import server
 
 openai = pytest.importorskip("openai", reason="the official client is the test client: pip install openai")
@@ -62,6 +70,11 @@ def test_what_cannot_be_served_is_one_line(capsys, checkpoint, monkeypatch, tmp_
     (run / "overrides.json").write_text("[]")
     assert "no checkpoint to serve yet" in refusal(capsys, run, "--port", 0)
     assert "--calls json" in refusal(capsys, run, "--port", 0, "--calls", "json")
+    assert "--frame tiny" in refusal(capsys, run, "--port", 0, "--frame", "tiny")
+    assert "--calls" in refusal(capsys, checkpoint, "--calls", "prose")
+    assert "frame 'prose': unknown" in refusal(capsys, checkpoint, "--port", 0, "--frame", "prose")
+    for calls in CALL_FORMATS:  # known: what is refused is the frame
+        assert "'<|im_start|>'" in refusal(capsys, checkpoint, "--port", 0, "--frame", "chatml", "--calls", calls)
     (tmp_path / "bert").mkdir()
     (tmp_path / "bert" / "config.json").write_text('{"model_type": "bert"}')
     assert "'bert'" in refusal(capsys, tmp_path / "bert", "--port", 0)
@@ -80,14 +93,15 @@ def test_a_tokenizer_without_a_known_frame_is_refused(capsys, checkpoint, tmp_pa
     assert "no chat template" in line and "<|im_start|>" in line
 
 
-def test_the_newest_checkpoint_of_a_run_is_served_as_it_spoke_in_the_run(tmp_path):
+def small_run(**changes):
     sys.path.insert(0, str(ROOT / "tests" / "end_to_end"))
     import small_config
 
-    from agentrl_jax.recipes import policy as policies
-    from agentrl_jax.recipes.serve import from_run, is_run, loader
+    return dataclasses.replace(small_config.config(), **changes)
 
-    config = small_config.config()
+
+def test_the_newest_checkpoint_of_a_run_is_served_as_it_spoke_in_the_run(tmp_path):
+    config = small_run()
     policy = policies.describe(config, config.environment.load())
     checkpoints = Checkpoints(tmp_path / "checkpoints", keep=2)
     for number in (1, 2):
@@ -100,8 +114,40 @@ def test_the_newest_checkpoint_of_a_run_is_served_as_it_spoke_in_the_run(tmp_pat
     jax.tree.map(lambda x, y: (x == y).all() or pytest.fail("another checkpoint"), served.params, params)
     assert served.chat.renderer.frame.name == "tiny"
     (tmp_path / "overrides.json").touch()
-    reloaded = loader(served.model)(str(tmp_path))
+    reloaded = loader(served.model, lambda _: config)(str(tmp_path))
     assert (reloaded["final_norm"] == params["final_norm"]).all()
+    with pytest.raises(UserError, match="agentrl export"):
+        loader(served.model)(str(tmp_path))
+    with pytest.raises(UserError, match="another architecture"):
+        loader(dataclasses.replace(served.model, layers=1), lambda _: config)(str(tmp_path))
+    told = dataclasses.replace(config, rollout=dataclasses.replace(config.rollout, describe_tools=True))
+    chat = from_run(told, tmp_path).chat
+    (tool,) = [{"type": "function", "function": {"name": t.name}} for t in chat.renderer.tools.values()][:1]
+    ask = {"messages": [{"role": "user", "content": "one"}], "tools": [tool]}
+    assert chat.prompt(ask).ids == chat.renderer.start([Message(role="user", content="one")]).ids, "described once"
+
+
+def test_a_run_that_trains_adapters_is_served_and_reloaded_merged(tmp_path, checkpoint):
+    adapters = lora.Lora(rank=2, targets=("query", "down"))
+    config = small_run(policy=PretrainedPolicy(path=str(checkpoint), lora=adapters))
+    policy = policies.describe(config, config.environment.load())
+    place = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    params = policies.initial_params(config, policy, place)
+    params = lora.with_trained(params, jax.tree.map(lambda x: x + 0.5, lora.trained(params)))
+    checkpoints = Checkpoints(tmp_path / "checkpoints", keep=1)
+    checkpoints.save(1, {"params": lora.trained(params), "step": jax.numpy.int32(1)}, {"stage": "rl"})
+    checkpoints.close()
+    checkpoints = Checkpoints(tmp_path / "checkpoints", keep=1, read_only=True)
+    with pytest.raises(UserError, match="other params"):
+        checkpoints.restore_params(1, policies.param_shapes(config, policy, place))
+    checkpoints.close()
+    served = from_run(config, tmp_path)
+    first, again = publish(served.model, served.params), loader(served.model, lambda _: config)(str(tmp_path))
+    expected = publish(policy.model, lora.merged(params))
+    for found in (first, again):
+        jax.tree.map(lambda x, y: (x == y).all() or pytest.fail("not merged"), found, expected)
+    plain = publish(policy.model, params.base)
+    assert not all(jax.tree.leaves(jax.tree.map(lambda x, y: bool((x == y).all()), first, plain)))
 
 
 def test_a_real_process_answers_and_ends_cleanly_on_sigterm(checkpoint):

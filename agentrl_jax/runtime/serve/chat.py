@@ -28,8 +28,8 @@ class Prompt(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Chat:
-    """Speaks for one policy. `describe_tools` puts the tools of a request into its system message; a policy that was
-    trained without descriptions knows its tools already."""
+    """Speaks for one policy. `describe_tools` puts the tools of a request into its system message; a run's renderer
+    describes the tools itself where the policy was trained so, and else it knows them."""
 
     renderer: ChatRenderer | TemplateRenderer
     vocab_size: int
@@ -40,12 +40,21 @@ class Chat:
 
         An assistant message that carries `token_ids`, as the answers of this server do on request, is those ids: what
         was sampled is not encoded again. Text of any other message is encoded with control tokens switched off.
+
+        Raises `Refusal` where a field is wrong, or the chat template takes no such conversation.
         """
         tools = _tools(body)
         pieces: list[Message | tuple[int, ...]] = [self._read(m, i) for i, m in enumerate(_messages(body))]
         if tools and self.describe_tools:
             pieces = self._described(pieces, tools)
+        try:
+            return Prompt(self._render(pieces), {tool.name: tool for tool in tools})
+        except ValueError as error:
+            raise Refusal(f"messages: {error}", param="messages", code="invalid_value") from error
+
+    def _render(self, pieces: Sequence[Message | tuple[int, ...]]) -> tuple[int, ...]:
         ids: list[int] = []
+        sampled: tuple[int, ...] = ()
         at = 0
         while True:
             end = next((i for i in range(at, len(pieces)) if isinstance(pieces[i], tuple)), len(pieces))
@@ -53,21 +62,25 @@ class Chat:
             if at == 0:
                 ids += self.renderer.start(between).ids
             else:
-                ids += self.renderer.bridge(ids[-1] == self.renderer.end_id, between).ids
+                ids += self.renderer.bridge(self.renderer.is_closed(sampled), between).ids
             if end == len(pieces):
-                return Prompt(tuple(ids), {tool.name: tool for tool in tools})
-            sampled = pieces[end]
-            assert isinstance(sampled, tuple)
+                return tuple(ids)
+            turn = pieces[end]
+            assert isinstance(turn, tuple)
+            sampled = turn
             ids += sampled
             at = end + 1
 
     def message(self, ids: Sequence[int], text: str, tools: Mapping[str, Tool]) -> dict[str, Any]:
-        """The assistant message of a sampled turn. A call that cannot be read stays text, as the policy wrote it."""
+        """The assistant message of a sampled turn. A call that cannot be read stays text, as the policy wrote it, and
+        so does reasoning, whatever is in it."""
         answer: dict[str, Any] = {"role": "assistant", "content": text}
-        action = self.renderer.calls.parse(text, tools) if tools else None
+        said = self.renderer.spoken(text)
+        action = self.renderer.calls.parse(said, tools) if tools else None
         if action is not None and action.calls:
-            around = _BLOCK.sub("", text).strip() if _BLOCK.search(text) else ""
-            answer["content"] = around or None
+            reasoning = text[: len(text) - len(said)]
+            around = _BLOCK.sub("", said).strip() if _BLOCK.search(said) else ""
+            answer["content"] = reasoning + around or None
             answer["tool_calls"] = [_call(call, f"call_{index}") for index, call in enumerate(action.calls)]
         return answer
 

@@ -1,6 +1,8 @@
 """The thread that owns a sampler: whoever serves requests talks to it by jobs, never to the sampler itself.
 
-Every call into the device happens here, so that nothing else may trace, dispatch or publish at the same time.
+Every call of the sampler happens here, its publications included, so that none meets another. What a reload does
+before, reading a checkpoint and laying its params out, happens in a thread of its own beside the sampling: it makes
+arrays that the sampler does not know yet, and requests do not wait for it.
 """
 
 from __future__ import annotations

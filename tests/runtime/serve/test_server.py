@@ -181,6 +181,20 @@ def test_tool_calls(say, renderer, stream):
     assert len({call.id for call in calls}) == 2
 
 
+def test_a_call_inside_reasoning_is_no_call(say):
+    """As in training, where the renderer reads calls from what follows the reasoning."""
+    thought = f"<think>\nI could say {CALL}\n</think>\n\n"
+    for said, calls, content in (
+        (thought + "no", 0, thought + "no"),
+        (thought + CALL, 1, thought),
+        (thought + "now " + CALL, 1, thought + "now"),
+        ("<think>\n" + CALL, 0, "<think>\n" + CALL),
+    ):
+        with beside(say(said)) as url, client_of(url) as client:
+            message = chat(client, model="scripted", tools=TOOLS, max_tokens=400).choices[0].message
+        assert len(message.tool_calls or ()) == calls and message.content == content
+
+
 def test_text_that_is_no_call_stays_text(say, renderer):
     broken = '<tool_call>{"name": "add", "arguments": {"n": "x"}}</tool_call>'
     for said, options in ((broken, {"tools": TOOLS}), (CALL, {"tools": TOOLS, "tool_choice": "none"}), (CALL, {})):
@@ -322,6 +336,22 @@ def test_reload_publishes_between_dispatches_and_keeps_what_was_sampled(served, 
         versions = [v for chunk in seen[1:] for v in chunk.choices[0].policy_versions]
         assert versions == sorted(versions) and versions[0] == 1
         assert client_of(url).models.list().data[0].policy_version == 9
+
+
+def test_a_reload_loads_beside_the_sampling_and_publishes_in_the_pump(say):
+    service, where = say("one two"), {}
+    sampler, publish = service.pump._sampler, service.pump._sampler.publish
+
+    def note(name, result=None):
+        where[name] = threading.current_thread()
+        return result
+
+    sampler.publish = lambda params, version: note("publish", publish(params, version))
+    service.load = lambda path: note("load", f"params of {path}")
+    with beside(service) as url:
+        assert post(url, "/v1/weights/reload", {"path": "there", "policy_version": 4}) == (200, {"policy_version": 4})
+        assert where["publish"] is service.pump._thread is not where["load"]
+    assert sampler.params == "params of there"
 
 
 # -- errors --------------------------------------------------------------------------------------------------

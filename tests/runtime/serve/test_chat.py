@@ -1,0 +1,51 @@
+"""The voice of a policy that speaks through a chat template."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from agentrl_jax.rollout.calls import LLAMA
+from agentrl_jax.rollout.families import FAMILIES
+from agentrl_jax.rollout.template_renderer import TemplateRenderer
+from agentrl_jax.runtime.serve.chat import Chat
+from agentrl_jax.runtime.serve.fields import Refusal
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "rollout"))
+from small_tokenizers import family
+
+USER = {"role": "user", "content": "look at this"}
+TOLD = {"role": "tool", "content": "12"}
+
+
+def voice(name: str) -> Chat:
+    renderer = TemplateRenderer(family(name), FAMILIES[name], LLAMA)
+    return Chat(renderer=renderer, vocab_size=renderer.vocab_size)
+
+
+def test_a_conversation_that_the_template_refuses_is_refused_in_its_words():
+    chat = voice("gemma3")
+    with pytest.raises(Refusal, match="messages: the chat template refuses: roles must take turns") as caught:
+        chat.prompt({"messages": [{"role": "assistant", "content": "so"}, USER]})
+    assert (caught.value.status, caught.value.param, caught.value.code) == (400, "messages", "invalid_value")
+
+
+def test_a_first_message_of_token_ids_is_refused_where_the_template_needs_another():
+    with pytest.raises(Refusal, match="messages: the chat template refuses"):
+        voice("gemma3").prompt({"messages": [{"role": "assistant", "token_ids": [5]}, USER]})
+
+
+def test_a_turn_that_ended_in_a_call_is_not_closed_again():
+    """Some Llama models end a call with a token of its own, which training takes for the end of the turn, too."""
+    chat, tokenizer = voice("llama3"), family("llama3")
+    call = chat.renderer.encode("and so")
+    cut, ends = (
+        chat.prompt({"messages": [USER, {"role": "assistant", "token_ids": [*call, *end]}, TOLD]}).ids
+        for end in ((), (tokenizer.token_to_id("<|eom_id|>"),))
+    )
+    stop = tokenizer.token_to_id("<|eot_id|>")
+    assert ends.count(stop) == cut.count(stop) - 1
+    at = ends.index(tokenizer.token_to_id("<|eom_id|>"))
+    assert ends[at + 1] == tokenizer.token_to_id("<|start_header_id|>")
