@@ -31,7 +31,6 @@ from agentrl_jax.rollout.packing import pack, rows_needed
 from agentrl_jax.rollout.pool import Deadlines, Pool
 from agentrl_jax.rollout.records import Trajectory
 from agentrl_jax.rollout.sampling import Sample
-from agentrl_jax.rollout.segments import continues
 from agentrl_jax.rollout.template_renderer import TemplateRenderer
 
 SUITE = fake_suites.counter()
@@ -124,15 +123,6 @@ def test_segments_are_limited():
     episode.on_sample(sample(spoken, TURNS[0]))
     assert episode.on_observation(user(), 0.0) == Done(StopReason.BUDGET)
     assert finished(episode).segments == 1
-
-
-def test_p02_p03_a_prompt_that_comes_back_as_text_is_told_apart():
-    """{a: 0, b: 1, ab: 2}: the model emitted [0, 1]; encoded again its text is [2]."""
-    decode = lambda ids: "".join(["a", "b", "ab", "."][i] for i in ids)  # noqa: E731
-    assert continues((3, 0, 1), (3, 0, 1, 3), decode) == ""
-    assert continues((3, 0, 1), (3, 2, 3), decode) == "retokenized"
-    assert continues((3, 0, 1), (3, 1, 3), decode) == "rewritten"
-    assert continues((3, 0, 1), (3, 0), decode) == "rewritten"
 
 
 def test_p03_a_re_rendered_turn_is_counted_on_the_trajectory_and_in_the_metrics():

@@ -118,6 +118,17 @@ def test_p56_a_prompt_is_taken_up_again_but_never_from_another_version(engine, p
     assert play(fresh, ask(0, PROMPT))[0] == updated
 
 
+def test_p56_pages_outlive_a_version_where_that_is_asked_for(params):
+    keeping = Engine(CONFIG, slots=4, context=128, bank=4, prefill_chunk=16, decode_steps=4, stop_ids=(3,), seed=7,
+                     rows=(8,), keep_across_versions=True)  # fmt: skip
+    keeping.publish(publish(CONFIG, params), 0)
+    play(keeping, ask(0, PROMPT))
+    keeping.publish(publish(CONFIG, params), 1)
+    before = keeping.counters.prefilled
+    play(keeping, ask(1, PROMPT))
+    assert keeping.counters.prefilled - before == len(PROMPT) - 1 - 2 * PAGE
+
+
 def test_p56_a_running_turn_keeps_its_tokens_and_names_the_new_version(engine, params):
     other = jax.tree.map(lambda x: x * 1.3, params)
     engine.submit(ask(0, PROMPT, 77, max_tokens=12, temperature=0.2))
