@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import Array
+from jax import Array, lax
 
 # A block of queries reads only the keys before its end, so blocks spare almost half of the work, and their
 # scores stay in cache. At most about 8 of them are unrolled, until the scores of one block grow too large.
@@ -166,7 +167,13 @@ def _pool(p: Array, q: Array) -> Array:
     rows, groups, repeats, length, reads = p.shape
     left = p.reshape(rows, groups, repeats * length, reads)
     right = q.reshape(rows, groups, repeats * length, -1)
-    return jnp.einsum("bjqs,bjqc->bjsc", left, right, preferred_element_type=jnp.float32)
+    product = partial(jnp.einsum, preferred_element_type=jnp.float32)
+
+    def by_columns(left: Array, right: Array) -> Array:
+        # The other way round, a CPU first copies [Q, S] into columns. The barrier keeps the transpose where it is.
+        return lax.optimization_barrier(product("bjqs,bjqc->bjcs", left, right)).swapaxes(2, 3)
+
+    return lax.platform_dependent(left, right, cpu=by_columns, default=partial(product, "bjqs,bjqc->bjsc"))
 
 
 def _blocks(length: int) -> Iterator[tuple[int, int]]:

@@ -24,6 +24,7 @@ __all__ = [
 ]  # fmt: skip
 
 Params = dict[str, Any]
+_SHALLOW = 4  # up to so many layers are laid out one after another: slicing stacks costs a CPU a third of a step
 _UNBOUNDED = 1 << 30  # the window of a layer that reads everything, where others slide
 
 
@@ -77,10 +78,11 @@ class Decoder(nn.Module):
             for name, (shape, _) in top_parameters(cfg).items()
         }
         x = layers.embed(cfg, top["embedding"], tokens)
+        unrolled = cfg.layers <= _SHALLOW
         stack = nn.scan(
-            _remat(self.remat), variable_axes={"params": 0}, split_rngs={"params": True},
+            _remat(self.remat, unrolled), variable_axes={"params": 0}, split_rngs={"params": True},
             in_axes=(nn.broadcast, nn.broadcast, nn.broadcast, 0),  # pyright: ignore[reportArgumentType]
-            length=cfg.layers,
+            length=cfg.layers, unroll=cfg.layers if unrolled else 1,
         )  # fmt: skip
         tables = rotary.rotations(cfg, positions)
         x, _ = stack(cfg, name="layers")(x, tables, positions, subtree_ends, _differences(cfg))
@@ -101,16 +103,16 @@ def _differences(config: DecoderConfig) -> tuple[jax.Array | None, jax.Array | N
     return (None if config.window_rope_theta is None else kinds), windows
 
 
-def _remat(remat: bool | str) -> type[Block]:
+def _remat(remat: bool | str, unrolled: bool) -> type[Block]:
     name = {False: "none", True: "full"}.get(remat, remat)  # type: ignore[arg-type]
     if name == "none":
         return Block
     if name == "full":
-        return nn.remat(Block, prevent_cse=False)
+        return nn.remat(Block, prevent_cse=unrolled)
     policy = getattr(jax.checkpoint_policies, str(name), None)
     if name not in POLICIES or policy is None:
         raise ValueError(f"remat: {remat!r}, expected one of none, full, {', '.join(POLICIES)}")
-    return nn.remat(Block, prevent_cse=False, policy=policy)
+    return nn.remat(Block, prevent_cse=unrolled, policy=policy)
 
 
 # Those of `jax.checkpoint_policies` that need no arguments and keep something.
