@@ -43,7 +43,7 @@ def config() -> RunConfig:
             schedule="cosine",
         ),
         loop=Loop(
-            steps=180,
+            steps=120,
             objective=grpo(beta=0.0),
             reward=partial(lexicographic, broken=-0.5),
             learning_rate=5e-4,
