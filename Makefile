@@ -27,10 +27,10 @@ quickstart: $(VENV)/.runtime
 	$(BIN)/agentrl train configs/quickstart.py $(if $(wildcard runs/quickstart/config.json),--resume)
 
 test: lint
-	$(BIN)/python -m pytest -n $(JOBS)
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
 test-all: lint
-	$(BIN)/python -m pytest -n $(JOBS) -m ""
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m ""
 
 lint: $(VENV)/.dev
 	$(BIN)/python -m ruff check
