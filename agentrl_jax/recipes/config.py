@@ -18,6 +18,8 @@ from agentrl_jax.rl.types import Reward
 
 Stage = Callable[[Any], None]  # takes the run, recipes.run.Run
 
+# Of activations, the sampler and its cache; parameters and their updates are f32. In bfloat16 sampler and learner round
+# differently: their log-probabilities of a token lie about 0.01 apart, and the first ratios as far from 1.
 ComputeDtype = Literal["float32", "bfloat16"]
 Remat = Literal["none", "full", "dots_saveable", "dots_with_no_batch_dims_saveable"]  # see `models.decoder.hidden`
 
@@ -32,7 +34,7 @@ class TinyPolicy:
     kv_heads: int = 2
     mlp_width: int = 384
     vocab_size: int = 512
-    compute_dtype: ComputeDtype = "float32"  # of activations and the sampler; parameters are f32
+    compute_dtype: ComputeDtype = "float32"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +56,7 @@ class PretrainedPolicy:
     thinking: bool | None = None
     lora: Lora | None = None
     adapter: str | None = None  # a PEFT directory that adapters start from, of the rank, alpha and targets of `lora`
-    compute_dtype: ComputeDtype = "float32"  # of activations and the sampler; parameters are f32
+    compute_dtype: ComputeDtype = "float32"
 
 
 @dataclass(frozen=True, kw_only=True)

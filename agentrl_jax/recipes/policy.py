@@ -81,7 +81,9 @@ def scorer(config: RunConfig, policy: Policy) -> Scorer:
     """The policy as a loss sees it, adapters attached."""
     model, remat = policy.model, config.remat
     return Scorer(
-        lambda params, *columns: llama.hidden(model, lora.attached(params), *columns, remat),
+        lambda params, tokens, positions, ends: llama.hidden(
+            model, lora.attached(params), tokens, positions, ends, remat
+        ),
         lambda params: llama.unembedding(model, lora.attached(params)),
         temperature=config.rollout.temperature,
         chunk=config.logprob_chunk,
