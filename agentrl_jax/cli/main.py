@@ -7,6 +7,7 @@ import json
 import signal
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -100,7 +101,7 @@ def _add_models(models: argparse.ArgumentParser) -> None:
 
 
 def _train(arguments: argparse.Namespace) -> int:
-    config = _resolved(arguments)
+    config = _resolved(arguments, resume=arguments.resume)
     directory = Path(config.runs) / config.name
     if arguments.dry_run:
         if arguments.resume:
@@ -187,13 +188,17 @@ def _convert(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _resolved(arguments: argparse.Namespace) -> Any:
-    """The config that the file and the overrides give, checked as a whole, with an environment that loads."""
+def _resolved(arguments: argparse.Namespace, run_dir: Path | None = None, *, resume: bool = False) -> Any:
+    """The config that the file and the overrides give, checked as a whole, with an environment that loads.
+
+    `run_dir`: where a run of it was begun; with `resume` the directory that the config names.
+    """
     from agentrl_jax.cli.configs import apply_overrides, load, one_line
     from agentrl_jax.recipes.checks import check
     from agentrl_jax.recipes.config import RunConfig
 
     config = check(apply_overrides(load(arguments.config, RunConfig), arguments.overrides))
+    config = _from_run(config, run_dir if run_dir or not resume else Path(config.runs) / config.name)
     if not config.name or config.name in (".", "..") or "/" in config.name:
         raise UserError(f"name={config.name}: expected a name for the run's directory, without '/'")
     try:
@@ -215,7 +220,24 @@ def _resolved_run(run_dir: Path, overrides: Sequence[str] = ()) -> Any:
     source = source_of(run_dir)
     replaced = {override.partition("=")[0] for override in overrides}
     kept = [override for override in source.overrides if override.partition("=")[0] not in replaced]
-    return _resolved(argparse.Namespace(config=source.file, overrides=[*kept, *overrides]))
+    return _resolved(argparse.Namespace(config=source.file, overrides=[*kept, *overrides]), run_dir)
+
+
+def _from_run(config: Any, begun: Path | None) -> Any:
+    """A `policy.path` that is a run becomes the export of its newest checkpoint; for a run that was `begun` already,
+    the export that it began from, whatever the other run has come to since."""
+    from agentrl_jax.recipes.config import PretrainedPolicy
+    from agentrl_jax.recipes.directory import began_from, is_run
+
+    policy = config.policy
+    if not isinstance(policy, PretrainedPolicy) or not is_run(source := Path(policy.path).expanduser()):
+        return config
+    from agentrl_jax.recipes.export import exported
+
+    path = began_from(begun) if begun is not None else None
+    if path is None or Path(path).parent != source / "exports":
+        path = str(exported(_resolved_run(source), source))
+    return replace(config, policy=replace(policy, path=path))
 
 
 def _existing_run(path: str) -> Path:

@@ -17,7 +17,9 @@ _KEY = "AGENTRL_API_KEY"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `agentrl serve`."""
     parser.add_argument(
-        "checkpoint", metavar="CHECKPOINT", help="a Hugging Face directory, a pulled model's name, or a run directory"
+        "checkpoint",
+        metavar="CHECKPOINT",
+        help="a Hugging Face directory, a .gguf file, a pulled model's name, or a run directory",
     )
     parser.add_argument("--host", default="127.0.0.1", help="the address to listen at; default: this machine only")
     parser.add_argument("--port", type=int, default=8000, help="default 8000; 0 takes a free one")

@@ -50,7 +50,7 @@ class Scorer(NamedTuple):
 
     def _settings(self, entropy: bool) -> dict[str, Any]:
         head = {"temperature": self.temperature, "soft_cap": self.soft_cap, "chunk": self.chunk}
-        return {**head, "entropy": entropy}
+        return {**head, "entropy": entropy, "accumulator": jnp.float32}  # a bf16 head's gradient still adds up in f32
 
 
 class Score:

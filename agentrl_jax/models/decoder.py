@@ -86,7 +86,8 @@ class Decoder(nn.Module):
         )  # fmt: skip
         tables = rotary.rotations(cfg, positions)
         x, _ = stack(cfg, name="layers")(x, tables, positions, subtree_ends, _differences(cfg))
-        return layers.norm(cfg, x, top["final_norm"]).astype(jnp.float32)
+        # In the compute dtype like every other parameter, as in decoding.
+        return layers.norm(cfg, x, top["final_norm"].astype(x.dtype)).astype(jnp.float32)
 
 
 def _top_initializer(name: str, config: DecoderConfig) -> nn.initializers.Initializer:
@@ -143,8 +144,8 @@ def hidden(
 
 
 def unembedding(config: DecoderConfig, params: Params) -> jax.Array:
-    """The head [V, D]: logits are hidden @ head.T, bounded by `config.final_soft_cap` where there is one."""
-    return params["embedding"] if config.tied else params["unembedding"]
+    """The head [V, D], in the compute dtype: logits are hidden @ head.T, bounded by `config.final_soft_cap`."""
+    return (params["embedding"] if config.tied else params["unembedding"]).astype(jnp.dtype(config.compute_dtype))
 
 
 def shapes(config: DecoderConfig) -> Params:

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import typing
 
 from agentrl_jax.errors import UserError
 from agentrl_jax.protocol import Suite
-from agentrl_jax.recipes.config import Loop, PretrainedPolicy, Remat, RunConfig, Sft, TinyPolicy, stage_name
+from agentrl_jax.recipes.config import (
+    ComputeDtype,
+    External,
+    Loop,
+    PretrainedPolicy,
+    Remat,
+    RunConfig,
+    Sft,
+    TinyPolicy,
+    stage_name,
+)
 from agentrl_jax.rollout.renderers import FRAMES
 
 _COUNTS = {  # smallest whole number that makes sense
@@ -21,9 +32,11 @@ _COUNTS = {  # smallest whole number that makes sense
     | {"warmup": 0, "group": 2},
     "evaluation": {"episodes": 1, "every": 0, "every_episodes": 1, "seed": 0},
     "checkpoints": {"every": 1, "keep": 1},
+    "external": {"attempts": 1},
 }
 _POSITIVE = {
     "rollout": ("temperature", "start_deadline_s", "step_deadline_s"),
+    "external": ("deadline_s", "reload_deadline_s"),
     "sft": ("learning_rate", "max_grad_norm"),
     "loop": ("learning_rate", "max_grad_norm"),
 }
@@ -47,8 +60,11 @@ def check(config: RunConfig) -> RunConfig:
     _require(len(set(names)) == len(names), f"stages={names}: a name comes twice; resume could not tell them apart")
     remats = typing.get_args(Remat)
     _require(config.remat in (True, False, *remats), f"remat={config.remat!r}: expected one of {', '.join(remats)}")
+    dtype, dtypes = config.policy.compute_dtype, typing.get_args(ComputeDtype)
+    _require(dtype in dtypes, f"policy.compute_dtype={dtype!r}: expected one of {', '.join(dtypes)}")
     _check_bounds(config)
     _check_rollout(config)
+    _check_external(config.external)
     if config.sft is not None:
         _check_sft(config.sft)
     if config.loop is not None:
@@ -151,6 +167,21 @@ def _check_rollout(config: RunConfig) -> None:
         p = config.policy
         _require(p.width % p.heads == 0, f"policy.heads={p.heads} must divide policy.width={p.width}")
         _require(p.heads % p.kv_heads == 0, f"policy.kv_heads={p.kv_heads} must divide policy.heads={p.heads}")
+
+
+def _check_external(external: External) -> None:
+    if external.url is None:
+        for name, value in dataclasses.asdict(external).items():
+            _require(
+                value == getattr(External(), name), f"external.{name}={value!r} has no effect without external.url"
+            )
+        return
+    _require(
+        external.url.startswith(("http://", "https://")),
+        f"external.url={external.url!r}: expected a server's address, such as http://127.0.0.1:8000",
+    )
+    servers = typing.get_args(typing.get_type_hints(External)["server"])
+    _require(external.server in servers, f"external.server={external.server!r}: expected one of {', '.join(servers)}")
 
 
 def _check_pretrained(policy: PretrainedPolicy) -> None:

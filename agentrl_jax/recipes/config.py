@@ -18,6 +18,9 @@ from agentrl_jax.rl.types import Reward
 
 Stage = Callable[[Any], None]  # takes the run, recipes.run.Run
 
+# Of activations, the sampler and its cache; parameters and their updates are f32. In bfloat16 sampler and learner round
+# differently: their log-probabilities of a token lie about 0.01 apart, and the first ratios as far from 1.
+ComputeDtype = Literal["float32", "bfloat16"]
 Remat = Literal["none", "full", "dots_saveable", "dots_with_no_batch_dims_saveable"]  # see `models.decoder.hidden`
 
 
@@ -31,11 +34,16 @@ class TinyPolicy:
     kv_heads: int = 2
     mlp_width: int = 384
     vocab_size: int = 512
+    compute_dtype: ComputeDtype = "float32"
 
 
 @dataclass(frozen=True, kw_only=True)
 class PretrainedPolicy:
-    """A Hugging Face directory, or a name that `agentrl models pull` knows. With `lora` only adapters are trained.
+    """A Hugging Face directory, a GGUF file, a run directory, or a name that `agentrl models pull` knows.
+
+    A run stands for what `agentrl export` makes of its newest checkpoint, which is kept as `exports/NUMBER` in it.
+
+    With `lora` only adapters are trained.
 
     `frame`: how turns are written; `auto` is the directory's own chat template. `history`: what to do where the
     template leaves out reasoning of earlier turns: `keep` it, one sample an episode; or write as the `template` does,
@@ -47,6 +55,8 @@ class PretrainedPolicy:
     history: Literal["keep", "template"] = "keep"
     thinking: bool | None = None
     lora: Lora | None = None
+    adapter: str | None = None  # a PEFT directory that adapters start from, of the rank, alpha and targets of `lora`
+    compute_dtype: ComputeDtype = "float32"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,6 +148,25 @@ class Evaluation:
 
 
 @dataclass(frozen=True, kw_only=True)
+class External:
+    """Sampling by an inference server at `url`, where that is set, in place of the engine in this process.
+
+    `server` says how it is asked and how it loads params: `vllm` by `/inference/v1/generate`, `vllm-completions` by
+    `/v1/completions`; see `runtime.external` for the options each must be started with. A publication writes a Hugging
+    Face directory into `exports`, which the server has to see under the same path, and has it loaded; the newest two
+    stay. The environment variable AGENTRL_API_KEY is sent as the server's key.
+    """
+
+    url: str | None = None  # such as http://127.0.0.1:8000
+    server: Literal["agentrl", "vllm", "vllm-completions", "sglang"] = "agentrl"
+    model: str | None = None  # the name that it serves the policy by; None: not sent
+    exports: str | None = None  # None: `published` in the run's directory
+    deadline_s: float = 300.0  # of a turn, retries included
+    reload_deadline_s: float = 600.0
+    attempts: int = 4  # of a turn
+
+
+@dataclass(frozen=True, kw_only=True)
 class Checkpoints:
     every: int = 20  # optimizer steps
     keep: int = 2
@@ -151,6 +180,7 @@ class RunConfig:
     policy: TinyPolicy | PretrainedPolicy
     stages: tuple[Stage, ...]
     rollout: Rollout = field(default_factory=Rollout)
+    external: External = field(default_factory=External)
     sft: Sft | None = None
     loop: Loop | None = None
     evaluation: Evaluation = field(default_factory=Evaluation)

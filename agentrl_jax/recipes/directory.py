@@ -76,6 +76,17 @@ def source_of(directory: Path) -> Source:
     return Source(file=file, overrides=tuple(_read(overrides)))
 
 
+def is_run(directory: Path) -> bool:
+    """Whether this is a run directory: a Hugging Face one holds neither of the two."""
+    return (directory / "overrides.json").is_file() or (directory / "checkpoints").is_dir()
+
+
+def began_from(directory: Path) -> str | None:
+    """The `policy.path` that the run in `directory` began from, where its config has one."""
+    recorded = _read(directory / "config.json") if holds_run(directory) else {}
+    return (recorded.get("policy") or {}).get("path")
+
+
 def holds_run(directory: Path) -> bool:
     try:
         return (directory / "config.json").is_file()
@@ -98,7 +109,7 @@ def claimed(directory: Path) -> Iterator[None]:
 
 def discard(directory: Path) -> None:
     """Take back what `prepare` and an opened run have written, where the run did not come to its first figure."""
-    for name in ("checkpoints", "tensorboard"):
+    for name in ("checkpoints", "tensorboard", "published"):
         shutil.rmtree(directory / name, ignore_errors=True)
     names = ("config.json", "config.py", "overrides.json", ".lock", "timing.json", "receipts.jsonl", "metrics.jsonl")
     for name in (*names, "evaluations.jsonl", "transcripts.jsonl"):

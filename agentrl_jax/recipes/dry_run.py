@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from agentrl_jax.models import llama
 from agentrl_jax.recipes import policy as policies
 from agentrl_jax.recipes.checks import check, check_environment
 from agentrl_jax.recipes.config import RunConfig, stage_name
 
-_BYTES = 4  # f32 parameters, gradients, optimizer moments and cache
+_BYTES = 4  # f32 parameters, gradients, optimizer moments and logits
 
 
 def dry_run(config: RunConfig) -> dict[str, Any]:
@@ -48,15 +49,17 @@ def token_budget(config: RunConfig) -> dict[str, int]:
 
 def estimated_memory(config: RunConfig, model: llama.LlamaConfig, parameters: int, trained: int) -> dict[str, int]:
     """Bytes that live together: params, gradients and two moments of what is trained, the sampler's copy and cache,
-    activations."""
-    r = config.rollout
-    cache = 2 * model.layers * r.slots * r.context * model.kv_heads * model.head_width * _BYTES
+    activations. The last four are in the compute dtype, but for logits."""
+    r, computed = config.rollout, jnp.dtype(model.compute_dtype).itemsize
+    here = config.external.url is None  # else the sampler lives on a server
+    cache = 2 * model.layers * r.slots * r.context * model.kv_heads * model.head_width * computed
     shapes = [(s.micro_rows, s.width) for s in (config.sft, config.loop) if s is not None]
     per_layer = 6 * model.width + 3 * model.mlp_width
     layers = 1 if config.remat in (True, "full") else model.layers
     activations = max(
         (
-            rows * width * (layers * per_layer + model.layers * model.width + model.heads * width * 2 * layers) * _BYTES
+            computed
+            * (rows * width * (layers * per_layer + model.layers * model.width + model.heads * width * 2 * layers))
             for rows, width in shapes
         ),
         default=0,
@@ -64,8 +67,8 @@ def estimated_memory(config: RunConfig, model: llama.LlamaConfig, parameters: in
     logits = 2 * config.logprob_chunk * model.vocab_size * _BYTES
     parts = {
         "learner": (parameters + 3 * trained) * _BYTES,
-        "sampler": parameters * _BYTES,
-        "cache": cache,
+        "sampler": parameters * computed * here,
+        "cache": cache * here,
         "activations": activations,
         "logits": logits,
     }

@@ -2,28 +2,18 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-import tempfile
 from pathlib import Path
 from typing import Any
 
-import jax
-
 from agentrl_jax import sharding
 from agentrl_jax.errors import UserError
-from agentrl_jax.models.lora import merged, trained, with_trained
+from agentrl_jax.models.lora import trained, with_trained
 from agentrl_jax.recipes import policy as policies
 from agentrl_jax.recipes.config import PretrainedPolicy, RunConfig
+from agentrl_jax.recipes.huggingface import CARRIED, carry, put, write
 from agentrl_jax.recipes.train import resolve
-from agentrl_jax.rollout.families import AUTO, read_template
 from agentrl_jax.runtime import adapters, pretrained
 from agentrl_jax.runtime.checkpoint import Checkpoints
-from agentrl_jax.runtime.tensor_files import read_json, write_json
-
-# What a pretrained policy brings along and training does not change.
-_WORDS = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
-_CARRIED = (*_WORDS, "chat_template.jinja")
 
 
 def export(config: RunConfig, run_directory: Path, destination: Path, *, adapter: bool = False) -> Path:
@@ -49,7 +39,16 @@ def export(config: RunConfig, run_directory: Path, destination: Path, *, adapter
             destination,
             lambda directory: adapters.save(directory, policy.model, settings, trained(params), base_model=base),
         )
-    return put(destination, lambda directory: _write(config, policy, params, directory))
+    return put(destination, lambda directory: write(config, policy, params, directory))
+
+
+def exported(config: RunConfig, run_directory: Path) -> Path:
+    """The export of a run's newest checkpoint, `exports/NUMBER` in its directory; made where it is not there yet."""
+    numbers = [int(path.name) for path in (run_directory / "checkpoints").glob("[0-9]*") if path.name.isdigit()]
+    if not numbers:
+        raise UserError(f"{run_directory}: no checkpoint to begin from yet; let the run reach one (checkpoints.every)")
+    made = run_directory / "exports" / f"{max(numbers):06d}"
+    return made if made.is_dir() else export(config, run_directory, made)
 
 
 def newest_params(config: RunConfig, policy: policies.Policy, run_directory: Path, place: Any = None) -> Any:
@@ -91,49 +90,6 @@ def refuse_used(destination: Path) -> None:
         raise UserError(f"{destination}: already holds something; give a new directory")
 
 
-def put(destination: Path, write: Any) -> Path:
-    """`write(directory)` beside the destination, moved there in one step."""
-    try:
-        destination.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=destination.parent, prefix=f".{destination.name}-") as scratch:
-            made = Path(scratch) / "made"
-            write(made)
-            os.replace(made, destination)
-    except OSError as error:
-        raise UserError(f"{destination}: cannot be written ({error.strerror}); give another directory") from error
-    return destination
-
-
-def _write(config: RunConfig, policy: policies.Policy, params: Any, directory: Path) -> None:
-    source = policies.pretrained_directory(config.policy) if isinstance(config.policy, PretrainedPolicy) else None
-    own = source is not None and _speaks_as_it_came(config, source)
-    pretrained.save(
-        directory,
-        policy.model,
-        jax.device_get(jax.jit(merged)(params)),
-        policy.tokenizer,
-        template=None if own else policy.renderer.source,
-        stop_ids=policy.renderer.stop_ids,
-    )
-    if source is not None:
-        carry(source, directory, _CARRIED if own else _WORDS)
-    if source is not None and not own:  # some tools look for a template here first
-        words = directory / "tokenizer_config.json"
-        write_json(words, {key: value for key, value in read_json(words).items() if key != "chat_template"})
-
-
-def _speaks_as_it_came(config: RunConfig, source: Path) -> bool:
-    """Whether the policy trained with the chat template that its directory has."""
-    assert isinstance(config.policy, PretrainedPolicy)
-    return config.policy.frame == AUTO and read_template(source, with_tools=config.rollout.describe_tools) is not None
-
-
 def _rewrite(source: Path, directory: Path, model: Any, params: Any, tokenizer: Any) -> None:
     pretrained.save(directory, model, params, tokenizer)
-    carry(source, directory, (*_CARRIED, "generation_config.json"))
-
-
-def carry(source: Path, directory: Path, names: tuple[str, ...] = _CARRIED) -> None:
-    for name in names:
-        if (source / name).is_file():
-            shutil.copyfile(source / name, directory / name)
+    carry(source, directory, (*CARRIED, "generation_config.json"))

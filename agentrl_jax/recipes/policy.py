@@ -12,9 +12,11 @@ import jax
 import tokenizers
 
 from agentrl_jax.errors import UserError
+from agentrl_jax.learner.score import Scorer
 from agentrl_jax.models import llama, lora
 from agentrl_jax.protocol import Suite
 from agentrl_jax.recipes.config import PretrainedPolicy, RunConfig, TinyPolicy
+from agentrl_jax.recipes.directory import is_run
 from agentrl_jax.rollout import tokenizer as tiny_tokenizer
 from agentrl_jax.rollout.calls import CALL_FORMATS
 from agentrl_jax.rollout.families import renderer_for
@@ -39,8 +41,11 @@ def describe(config: RunConfig, suite: Suite) -> Policy:
 
     directory = pretrained_directory(config.policy)
     model, tokenizer = pretrained.load_config(directory)
+    model = replace(model, compute_dtype=config.policy.compute_dtype)
     if config.policy.lora is not None:
         lora.check(config.policy.lora, _shapes(model))
+    if config.policy.adapter is not None:
+        _check_adapter(config.policy, config.policy.adapter, model)
     if config.rollout.context > model.context:
         raise UserError(
             f"rollout.context={config.rollout.context} exceeds what {config.policy.path} was made for: {model.context}"
@@ -65,10 +70,25 @@ def _describe_tiny(config: RunConfig, size: TinyPolicy, suite: Suite) -> Policy:
         head_width=size.width // size.heads,
         mlp_width=size.mlp_width,
         context=max(config.rollout.context, 256),
+        compute_dtype=size.compute_dtype,
     )
     calls, tools = CALL_FORMATS[config.rollout.calls], suite.spec.tools
     preamble = calls.describe(tools) if config.rollout.describe_tools else None
     return Policy(model, tokenizer, ChatRenderer(tokenizer, TINY, calls, tools, preamble=preamble))
+
+
+def scorer(config: RunConfig, policy: Policy) -> Scorer:
+    """The policy as a loss sees it, adapters attached."""
+    model, remat = policy.model, config.remat
+    return Scorer(
+        lambda params, tokens, positions, ends: llama.hidden(
+            model, lora.attached(params), tokens, positions, ends, remat
+        ),
+        lambda params: llama.unembedding(model, lora.attached(params)),
+        temperature=config.rollout.temperature,
+        chunk=config.logprob_chunk,
+        soft_cap=model.final_soft_cap,
+    )
 
 
 def initial_params(config: RunConfig, policy: Policy, sharding: Any) -> Any:
@@ -77,16 +97,40 @@ def initial_params(config: RunConfig, policy: Policy, sharding: Any) -> Any:
         from agentrl_jax.runtime import pretrained
 
         params = pretrained.load_params(pretrained_directory(config.policy), policy.model, sharding)
-        return params if config.policy.lora is None else _adapted(config.policy.lora, params, config.seed, sharding)
+        return params if config.policy.lora is None else _adapted(config, policy.model, params, sharding)
     key = jax.random.key(config.seed)
     return jax.jit(partial(llama.init, policy.model), out_shardings=sharding)(key)
 
 
-def _adapted(settings: lora.Lora, params: Any, seed: int, sharding: Any) -> lora.LoraParams:
-    """The params frozen, in the bits that the settings ask for, and adapters from the run's seed beside them."""
-    key = jax.device_put(jax.random.key(seed), sharding)
+def _adapted(config: RunConfig, model: llama.LlamaConfig, params: Any, sharding: Any) -> lora.LoraParams:
+    """The params frozen, in the bits that the settings ask for; beside them adapters from the run's seed, or those
+    that it starts from."""
+    policy = config.policy
+    assert isinstance(policy, PretrainedPolicy) and policy.lora is not None
+    settings = policy.lora
+    key = jax.device_put(jax.random.key(config.seed), sharding)
     fresh = jax.jit(lambda params, key: lora.init(settings, params, key), out_shardings=sharding)(params, key)
-    return fresh if settings.base != "full" else fresh.replace(base=params)  # jit has copied what passed through
+    fresh = fresh if settings.base != "full" else fresh.replace(base=params)  # jit has copied what passed through
+    if policy.adapter is None:
+        return fresh
+    from agentrl_jax.runtime import adapters
+
+    return fresh.replace(adapters=jax.device_put(adapters.load(Path(policy.adapter).expanduser(), model)[1], sharding))
+
+
+def _check_adapter(policy: PretrainedPolicy, directory: str, model: llama.LlamaConfig) -> None:
+    from agentrl_jax.runtime import adapters
+
+    found, settings = adapters.load(Path(directory).expanduser(), model)[0], policy.lora
+    if settings is None:
+        made = f"Lora(rank={found.rank}, alpha={found.alpha:g}, targets={found.targets})"
+        raise UserError(f"policy.adapter={directory}: policy.lora is none; set policy.lora={made} beside it")
+    for name in ("rank", "alpha", "targets"):
+        ours, theirs = getattr(settings, name), getattr(found, name)
+        if ours != theirs and (name != "targets" or set(ours) != set(theirs)):
+            raise UserError(
+                f"policy.lora.{name}={ours}: the adapters of policy.adapter={directory} have {name}={theirs}; set that"
+            )
 
 
 def param_shapes(config: RunConfig, policy: Policy, sharding: Any) -> Any:
@@ -110,8 +154,10 @@ def _shapes(model: llama.LlamaConfig) -> Any:
 
 def pretrained_directory(policy: PretrainedPolicy) -> Path:
     path = Path(policy.path).expanduser()
+    if is_run(path):  # the command line has the config file that it takes to read one
+        raise UserError(f"policy.path={path}: a run; give what `agentrl export {path} DST` makes of it")
     if path.is_dir():
         return path
     from agentrl_jax.runtime import model_store
 
-    return model_store.find(policy.path)
+    return model_store.find(str(path))

@@ -75,7 +75,7 @@ def rl(run: Run) -> None:
     tasks = list(run.suite.tasks("train", loop.train_tasks, run.config.seed))
     for step in range(start, loop.steps):
         run.publish()
-        before = replace(run.engine.counters)
+        before: Any = replace(run.engine.counters)
         groups = roll_out(run, loop, plan_step(run.config.seed, step, loop, tasks))
         with run.clock.phase("update"):
             host, outcomes = assemble(run, loop, groups)

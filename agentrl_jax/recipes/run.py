@@ -17,11 +17,10 @@ from agentrl_jax import sharding
 from agentrl_jax.errors import UserError
 from agentrl_jax.learner.score import Scorer
 from agentrl_jax.learner.state import LearnerState
-from agentrl_jax.models import llama
-from agentrl_jax.models.lora import attached, trained, with_trained
+from agentrl_jax.models.lora import trained, with_trained
 from agentrl_jax.protocol import Suite
 from agentrl_jax.recipes.config import RunConfig
-from agentrl_jax.recipes.policy import Policy
+from agentrl_jax.recipes.policy import Policy, scorer
 from agentrl_jax.recipes.transcripts import transcript
 from agentrl_jax.rollout.buffer import Buffer
 from agentrl_jax.rollout.collect import EpisodePlan, collect
@@ -30,6 +29,7 @@ from agentrl_jax.rollout.records import Trajectory
 from agentrl_jax.runtime.checkpoint import Checkpoints
 from agentrl_jax.runtime.clock import Clock
 from agentrl_jax.runtime.engine import Engine
+from agentrl_jax.runtime.external import ExternalSampler
 from agentrl_jax.runtime.interrupts import Interrupts
 from agentrl_jax.runtime.progress import Progress
 from agentrl_jax.runtime.publish import publish
@@ -46,7 +46,7 @@ class Run:
     directory: Path
     suite: Suite
     policy: Policy
-    engine: Engine
+    engine: Engine | ExternalSampler
     pool: Pool
     sinks: RunSinks
     progress: Progress
@@ -82,16 +82,7 @@ class Run:
     @cached_property
     def scorer(self) -> Scorer:
         """The policy as the learner sees it."""
-        model, remat = self.policy.model, self.config.remat
-        return Scorer(
-            lambda params, tokens, positions, ends: llama.hidden(
-                model, attached(params), tokens, positions, ends, remat
-            ),
-            lambda params: llama.unembedding(model, attached(params)),
-            temperature=self.config.rollout.temperature,
-            chunk=self.config.logprob_chunk,
-            soft_cap=model.final_soft_cap,
-        )
+        return scorer(self.config, self.policy)
 
     # -- sampling ----------------------------------------------------------------------------------------------
 
@@ -100,7 +91,10 @@ class Run:
         if self.published is not self.params:
             with self.clock.phase("publish"):
                 self.version += 1
-                self.engine.publish(publish(self.policy.model, self.params), self.version)
+                if isinstance(self.engine, ExternalSampler):  # what it takes is exported, not laid out for decoding
+                    self.engine.publish(self.params, self.version)
+                else:
+                    self.engine.publish(publish(self.policy.model, self.params), self.version)
                 self.published = self.params
 
     def collect(self, plans: Sequence[EpisodePlan], *, temperature: float) -> Iterator[Trajectory]:

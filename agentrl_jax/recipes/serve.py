@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from agentrl_jax.errors import UserError
 from agentrl_jax.models import llama
 from agentrl_jax.recipes import policy as policies
 from agentrl_jax.recipes.config import PretrainedPolicy, RunConfig
+from agentrl_jax.recipes.directory import is_run
 from agentrl_jax.recipes.export import newest_params
 from agentrl_jax.rollout.calls import CALL_FORMATS
 from agentrl_jax.rollout.families import AUTO, renderer_for
@@ -53,7 +54,7 @@ class EngineSize:
 
 
 def from_directory(path: str, *, calls: str = "json", frame: str = AUTO) -> Served:
-    """A Hugging Face directory, or a name that `agentrl models pull` has fetched."""
+    """A Hugging Face directory, a GGUF file, or a name that `agentrl models pull` has fetched."""
     directory = policies.pretrained_directory(PretrainedPolicy(path=path))
     model, params, tokenizer = pretrained.load(directory)
     renderer = renderer_for(directory, tokenizer, frame, CALL_FORMATS[calls])
@@ -69,11 +70,6 @@ def from_run(config: RunConfig, directory: Path) -> Served:
     # Where the policy was told its tools, the run's renderer tells it now, too.
     chat = Chat(renderer=policy.renderer, vocab_size=policy.model.vocab_size, describe_tools=False)
     return Served(name=config.name, model=policy.model, params=_newest(config, policy, directory), chat=chat)
-
-
-def is_run(directory: Path) -> bool:
-    """Whether this is a run directory: a Hugging Face one holds neither of the two."""
-    return (directory / "overrides.json").is_file() or (directory / "checkpoints").is_dir()
 
 
 def open_service(
@@ -113,7 +109,7 @@ def loader(model: llama.LlamaConfig, resolved: Resolved | None = None) -> Callab
                 raise UserError(f"{path}: its config describes another architecture than the one that is served")
             return publish(model, _newest(config, policy, directory))
         other, params, _ = pretrained.load(directory)
-        if other != model:
+        if replace(other, compute_dtype=model.compute_dtype) != model:
             raise UserError(f"{path}: its config.json describes another architecture than the one that is served")
         return publish(model, params)
 

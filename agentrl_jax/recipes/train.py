@@ -21,6 +21,7 @@ from agentrl_jax.recipes import policy as policies
 from agentrl_jax.recipes.checks import check, check_devices, check_environment
 from agentrl_jax.recipes.config import RunConfig, stage_name
 from agentrl_jax.recipes.directory import Source, claimed, discard, prepare
+from agentrl_jax.recipes.external import open_sampler
 from agentrl_jax.recipes.run import Run
 from agentrl_jax.rollout.buffer import Buffer
 from agentrl_jax.rollout.pool import Deadlines, Pool
@@ -126,6 +127,8 @@ def open_run(
     checkpoints = Checkpoints(directory / "checkpoints", keep=config.checkpoints.keep, read_only=evaluating)
     stack.callback(checkpoints.close)
     latest = checkpoints.latest() if resume else None
+    # A server that does not answer is known before the params are read.
+    external = stack.enter_context(open_sampler(config, policy, directory)) if config.external.url is not None else None
     params = policies.initial_params(config, policy, everywhere)
     r = config.rollout
     deadlines = Deadlines(
@@ -133,23 +136,12 @@ def open_run(
     )
     pool = Pool(config.environment, workers=r.workers, deadlines=deadlines)
     stack.callback(pool.close)
-    engine = Engine(
-        policy.model,
-        slots=r.slots,
-        context=r.context,
-        bank=r.bank,
-        prefill_chunk=r.prefill_chunk,
-        decode_steps=r.decode_steps,
-        stop_ids=policy.renderer.stop_ids,
-        seed=config.seed,
-        sharding=everywhere,
-    )
     run = Run(
         config=config,
         directory=directory,
         suite=suite,
         policy=policy,
-        engine=engine,
+        engine=external or _engine(config, policy, everywhere),
         pool=pool,
         sinks=stack.enter_context(RunSinks(directory / "evaluation" if evaluating else directory)),
         progress=stack.enter_context(Progress(config.name, quiet=quiet)),
@@ -164,6 +156,21 @@ def open_run(
     elif resume:  # it stopped before its first checkpoint
         run.sinks.truncate_after(lambda row: row["at"] > 0)
     return run
+
+
+def _engine(config: RunConfig, policy: policies.Policy, everywhere: Any) -> Engine:
+    r = config.rollout
+    return Engine(
+        policy.model,
+        slots=r.slots,
+        context=r.context,
+        bank=r.bank,
+        prefill_chunk=r.prefill_chunk,
+        decode_steps=r.decode_steps,
+        stop_ids=policy.renderer.stop_ids,
+        seed=config.seed,
+        sharding=everywhere,
+    )
 
 
 def _go_back_to(run: Run, record: dict[str, Any]) -> None:

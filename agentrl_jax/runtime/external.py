@@ -21,6 +21,7 @@ import concurrent.futures
 import hashlib
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -43,8 +44,22 @@ _GLANCE_S = 0.05  # how long one `advance` waits for a first answer
 _LONGEST_WAIT_S = 5.0
 _FREE_RETRIES = 64
 _RETRIED = frozenset({408, 425, 429, 500, 502, 503, 504})
+_CONNECT_S = 20.0
 
 Export = Callable[[Any], str | Path]  # params -> the checkpoint directory it wrote, which the server can read
+
+
+@dataclass
+class Counters:
+    """Work done so far: turns asked for, requests sent again, tokens that came back."""
+
+    turns: int = 0
+    retries: int = 0
+    sampled: int = 0
+
+    def since(self, before: Counters) -> dict[str, float]:
+        """What was added after `before` was taken."""
+        return {name: value - getattr(before, name) for name, value in vars(self).items()}
 
 
 class ExternalSampler:
@@ -53,16 +68,23 @@ class ExternalSampler:
     Every request has `deadline_s`, retries included. A refused connection, a timeout, a 429 and a 5xx are tried again
     with growing waits, `attempts` times at most, as long as the run as a whole retries no more than one request in four
     (beyond the first 64 retries): a server that is down is not hammered. A turn that fails is a `Sample` with stop
-    "error", never an exception. Turns are seeded from `SampleRequest.key`, so a repeated request gives the same tokens.
+    "error", never an exception. Turns are seeded from (`seed`, `SampleRequest.key`), so a repeated request gives the
+    same tokens.
 
-    `publish(params, version)` writes a checkpoint with `export` and has the server load it with `reload`.
+    `publish(params, version)` writes a checkpoint with `export` and has the server load it with `reload`. A server
+    that numbers its params and has come further than `version` goes on with its own numbers; samples bear ours.
     """
 
     def __init__(
         self, url: str, *, slots: int, context: int, stop_ids: Sequence[int], dialect: Dialect | None = None,
         model: str | None = None, export: Export | None = None, reload: Reload | None = None, version: int = 0,
         deadline_s: float = 300.0, attempts: int = 4, reload_deadline_s: float = 600.0, api_key: str | None = None,
+        seed: int | None = None,
     ) -> None:  # fmt: skip
+        self._seed = () if seed is None else (seed,)
+        self._ahead: int | None = 0  # the server's version less ours; None: known at the first publication
+        self._reached = 0  # the version that the server had when we connected
+        self._turns = self._sampled = 0
         self._slots, self._context, self._stop_ids = slots, context, tuple(stop_ids)
         self._dialect, self._model, self._version = dialect or GENERATE, model, version
         self._export, self._reload, self._reload_deadline_s = export, reload or reload_ours, reload_deadline_s
@@ -99,11 +121,39 @@ class ExternalSampler:
         """Requests that were sent again so far."""
         return self._server.retries
 
+    @property
+    def counters(self) -> Counters:
+        return Counters(self._turns, self._server.retries, self._sampled)
+
+    def cache_sizes(self) -> dict[str, int]:
+        """Device functions compiled here: none."""
+        return {}
+
+    def connect(self) -> None:
+        """Ask the server what it serves. Raises `UserError` naming the URL: no answer, another model, too short."""
+        url = self._server.url
+        try:
+            answer = self._server.start(self._server.get("/v1/models", _CONNECT_S)).result()
+        except _Failed as error:
+            raise UserError(f"{url}: no inference server to sample from ({error}); start one there") from error
+        cards = answer.get("data") if isinstance(answer, dict) else None
+        cards = [card for card in cards if isinstance(card, dict)] if isinstance(cards, list) else []
+        names = [str(card.get("id")) for card in cards]
+        if self._model is not None and self._model not in names:
+            raise UserError(f"{url}: serves no model {self._model!r}; expected one of {', '.join(names) or 'none'}")
+        card = next((card for card in cards if self._model in (None, card.get("id"))), {})
+        longest, version = card.get("max_model_len"), card.get("policy_version")
+        if isinstance(longest, int) and longest < self._context:
+            raise UserError(f"{url}: a context there holds {longest} tokens, fewer than the {self._context} asked for")
+        if isinstance(version, int):
+            self._reached, self._ahead = version, None
+
     def submit(self, request: SampleRequest) -> None:
         """Send a turn. Raises `ValueError` for a slot that is busy, unknown or empty, as the engine does."""
         held = self._check(request)
         ids = (*held, *request.ids)
         self._held[request.slot] = ids
+        self._turns += 1
         room = self._context - len(ids)
         if room <= 0 or request.cuts or request.stop_strings:
             done: concurrent.futures.Future[Sample] = concurrent.futures.Future()
@@ -123,6 +173,7 @@ class ExternalSampler:
             sample = future.result()
             del self._pending[slot]
             self._held[slot] = (*self._held[slot], *sample.ids)
+            self._sampled += len(sample.ids)
             found.append(sample)
         return sorted(found, key=lambda sample: sample.slot)
 
@@ -134,12 +185,14 @@ class ExternalSampler:
         """
         if self._export is None:
             raise UserError("ExternalSampler.publish: no export=; give a function that writes a checkpoint directory")
+        if self._ahead is None:
+            self._ahead = max(0, self._reached + 1 - version)
         directory = str(self._export(params))
-        for path, body in self._reload(directory, version):
+        for path, body in self._reload(directory, version + self._ahead):
             try:
                 self._server.start(self._server.post(path, body, self._reload_deadline_s, attempts=1)).result()
             except _Failed as error:
-                raise UserError(f"the server could not load {directory}: {error}") from error
+                raise UserError(f"{self._server.url}: the server could not load {directory}: {error}") from error
         self._version = version
 
     def close(self) -> None:
@@ -180,7 +233,7 @@ class ExternalSampler:
         """A field that requests gain goes into `Asked` here, and into the bodies of the dialects below."""
         return Asked(
             model=self._model, ids=ids, max_tokens=max_tokens, temperature=request.temperature,
-            seed=request_seed(request.key), stop_ids=(*self._stop_ids, *request.stop_ids),
+            seed=request_seed((*self._seed, *request.key)), stop_ids=(*self._stop_ids, *request.stop_ids),
         )  # fmt: skip
 
     def _unasked(self, request: SampleRequest, held: tuple[int, ...], room: int) -> Sample:
@@ -199,7 +252,8 @@ class ExternalSampler:
             return self._error(request.slot, held, str(error))
         except Exception as error:  # whatever a server may answer is data here
             return self._error(request.slot, held, f"{type(error).__name__}: {error}")
-        versions = turn.versions if turn.versions is not None else (version,) * len(turn.ids)
+        ahead = self._ahead or 0
+        versions = (version,) * len(turn.ids) if turn.versions is None else tuple(v - ahead for v in turn.versions)
         return Sample(slot=request.slot, ids=turn.ids, logprobs=turn.logprobs, versions=versions, stop=stop)
 
     def _error(self, slot: int, held: tuple[int, ...], message: str) -> Sample:
@@ -245,13 +299,22 @@ class _Server:
 
     async def post(self, path: str, body: Body, deadline_s: float | None = None, attempts: int | None = None) -> Any:
         """The JSON of the answer. Raises `_Failed` with the last reason."""
+        return await self._ask("POST", path, body, deadline_s, attempts)
+
+    async def get(self, path: str, deadline_s: float) -> Any:
+        """The same of a GET request."""
+        return await self._ask("GET", path, None, deadline_s, None)
+
+    async def _ask(
+        self, method: str, path: str, body: Body | None, deadline_s: float | None, attempts: int | None
+    ) -> Any:
         self.requests += 1
         deadline_s, attempts = deadline_s or self.deadline_s, attempts or self.attempts
         reason = ""
         try:
             async with asyncio.timeout(deadline_s):
                 for attempt in range(attempts):
-                    answer, reason, wait_s = await self._once(path, body, attempt)
+                    answer, reason, wait_s = await self._once(method, path, body, attempt)
                     if not reason:
                         return answer
                     if attempt + 1 == attempts or not self._may_retry():
@@ -259,24 +322,24 @@ class _Server:
                     await asyncio.sleep(wait_s)
         except TimeoutError:
             reason = f"no answer within {deadline_s:g} s" + (f"; before that {reason}" if reason else "")
-        raise _Failed(f"POST {path}: {reason}")
+        raise _Failed(f"{method} {path}: {reason}")
 
-    async def _once(self, path: str, body: Body, attempt: int) -> tuple[Any, str, float]:
+    async def _once(self, method: str, path: str, body: Body | None, attempt: int) -> tuple[Any, str, float]:
         """(answer, "", 0), or what went wrong and how long to wait. Raises `_Failed` where to ask again is no use."""
         wait_s = min(0.1 * 2.0**attempt, _LONGEST_WAIT_S)
         try:
-            answer = await self._client.post(path, json=body)
+            answer = await self._client.request(method, path, json=body)
         except httpx.TransportError as error:
             return None, f"{type(error).__name__}: {error} (attempt {attempt + 1})", wait_s
         if answer.status_code in _RETRIED:
             reason = f"HTTP {answer.status_code} (attempt {attempt + 1}): {answer.text:.200}"
             return None, reason, _retry_after(answer, wait_s)
         if answer.status_code != 200:
-            raise _Failed(f"POST {path}: HTTP {answer.status_code}: {answer.text:.300}")
+            raise _Failed(f"{method} {path}: HTTP {answer.status_code}: {answer.text:.300}")
         try:
             return answer.json() if answer.content else None, "", 0.0
         except ValueError as error:
-            raise _Failed(f"POST {path}: the answer is not JSON: {answer.text:.100}") from error
+            raise _Failed(f"{method} {path}: the answer is not JSON: {answer.text:.100}") from error
 
     def _may_retry(self) -> bool:
         if self.retries >= _FREE_RETRIES + self.requests // 4:

