@@ -9,6 +9,7 @@ from agentrl_jax.errors import UserError
 from agentrl_jax.protocol import Suite
 from agentrl_jax.recipes.config import Loop, PretrainedPolicy, Remat, RunConfig, Sft, TinyPolicy, stage_name
 from agentrl_jax.rollout.renderers import FRAMES
+from agentrl_jax.rollout.sampling import WHOLE, Cut
 
 _COUNTS = {  # smallest whole number that makes sense
     "rollout": dict.fromkeys(
@@ -136,6 +137,12 @@ def _check_rollout(config: RunConfig) -> None:
         r.max_turn_tokens < r.context,
         f"rollout.max_turn_tokens={r.max_turn_tokens} must be below rollout.context={r.context}",
     )
+    _check_cut("rollout", r.cut)
+    _check_cut("evaluation", e.cut)
+    _require(
+        e.temperature > 0 or e.cut == WHOLE,
+        "evaluation.top_k, top_p and min_p have no effect at evaluation.temperature=0 (greedy): leave them out",
+    )
     _require(e.temperature >= 0, f"evaluation.temperature={e.temperature}: expected 0 (greedy) or more")
     _require(
         e.split != "train", "evaluation.split='train': evaluate on 'validation' or 'heldout', never on training tasks"
@@ -151,6 +158,12 @@ def _check_rollout(config: RunConfig) -> None:
         p = config.policy
         _require(p.width % p.heads == 0, f"policy.heads={p.heads} must divide policy.width={p.width}")
         _require(p.heads % p.kv_heads == 0, f"policy.kv_heads={p.kv_heads} must divide policy.heads={p.heads}")
+
+
+def _check_cut(section: str, cut: Cut) -> None:
+    _require(0 <= cut.top_k <= _MOST, f"{section}.top_k={str(cut.top_k)[:20]}: expected 0 (off) or more")
+    _require(0 < cut.top_p <= 1, f"{section}.top_p={cut.top_p}: expected above 0, at most 1 (off)")
+    _require(0 <= cut.min_p <= 1, f"{section}.min_p={cut.min_p}: expected from 0 (off) to 1")
 
 
 def _check_pretrained(policy: PretrainedPolicy) -> None:

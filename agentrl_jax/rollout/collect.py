@@ -35,7 +35,7 @@ from agentrl_jax.rollout.episode import (
 from agentrl_jax.rollout.play import play
 from agentrl_jax.rollout.pool import Pool
 from agentrl_jax.rollout.records import Trajectory
-from agentrl_jax.rollout.sampling import Sample, Sampler, SampleRequest
+from agentrl_jax.rollout.sampling import WHOLE, Cut, Sample, Sampler, SampleRequest
 from agentrl_jax.rollout.wire import Command, Failure, Finish, Perform, Replay, Reply, Reset
 
 __all__ = ["EpisodePlan", "collect", "play"]
@@ -77,6 +77,7 @@ def collect(
     *,
     max_turn_tokens: int,
     temperature: float,
+    cut: Cut = WHOLE,
     healing: bool = True,
     evidence: EvidenceRule | None = None,
     max_segments: int = MAX_SEGMENTS,
@@ -89,7 +90,7 @@ def collect(
     by replay where the environment allows it; no other episode waits. Closing the iterator early kills what runs.
     `alive` is called between moves; what it raises ends the collection there.
     """
-    driver = _Driver(plan, sampler, pool, renderer, max_turn_tokens, temperature, healing, evidence, max_segments)
+    driver = _Driver(plan, sampler, pool, renderer, max_turn_tokens, temperature, cut, healing, evidence, max_segments)
     try:
         yield from driver.run(alive)
     finally:
@@ -98,10 +99,10 @@ def collect(
 
 class _Driver:
     def __init__(self, plan: Sequence[EpisodePlan], sampler: Sampler, pool: Pool, renderer: Renderer,
-                 max_turn_tokens: int, temperature: float, healing: bool,
+                 max_turn_tokens: int, temperature: float, cut: Cut, healing: bool,
                  evidence: EvidenceRule | None, max_segments: int) -> None:  # fmt: skip
         self.sampler, self.pool, self.renderer = sampler, pool, renderer
-        self.max_turn_tokens, self.temperature = max_turn_tokens, temperature
+        self.max_turn_tokens, self.temperature, self.cut = max_turn_tokens, temperature, cut
         self.healing, self.evidence, self.max_segments = healing, evidence, max_segments
         self.waiting = deque(_units(plan, sampler.slots, pool.workers))
         self.by_slot: dict[int, _Run] = {}
@@ -250,6 +251,7 @@ class _Driver:
             SampleRequest(
                 slot=run.slot, key=(*run.plan.key, ask.turn), ids=ask.ids, fresh=ask.fresh, share_with=leader,
                 max_tokens=ask.max_tokens, temperature=self.temperature,
+                top_k=self.cut.top_k, top_p=self.cut.top_p, min_p=self.cut.min_p,
             )
         )  # fmt: skip
 

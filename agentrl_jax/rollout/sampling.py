@@ -48,6 +48,18 @@ class SampleRequest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Cut:
+    """What part of the vocabulary every turn of a collection draws from; see `SampleRequest`. By default all of it."""
+
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+
+
+WHOLE = Cut()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
     """The tokens of one turn; `logprobs`, `raw_logprobs`, `kept` and `versions` (of the params) are per token.
 
