@@ -90,7 +90,7 @@ def test_nothing_reaches_what_was_not_kept(sample, kept):
     assert not np.any(dhead[never]) and np.any(dhead[8])
 
 
-@pytest.mark.parametrize("devices", [1, 2, 4])
+@pytest.mark.parametrize("devices", [2, 4])
 def test_a_split_vocabulary_takes_its_share_of_every_set(sample, kept, devices):
     data = weights(sample)
     mesh = Mesh(np.asarray(jax.devices()[:devices]), ("vocab",))
