@@ -10,6 +10,7 @@ from agentrl_jax.protocol import Suite
 from agentrl_jax.recipes.config import Loop, PretrainedPolicy, Remat, RunConfig, Sft, TinyPolicy, stage_name
 from agentrl_jax.rollout.renderers import FRAMES
 from agentrl_jax.rollout.sampling import WHOLE, Cut
+from agentrl_jax.runtime import grammars
 
 _COUNTS = {  # smallest whole number that makes sense
     "rollout": dict.fromkeys(
@@ -138,6 +139,8 @@ def _check_rollout(config: RunConfig) -> None:
         f"rollout.max_turn_tokens={r.max_turn_tokens} must be below rollout.context={r.context}",
     )
     _check_cut("rollout", r.cut)
+    if r.constrain != "nothing":
+        _check_constrained(config)
     _check_cut("evaluation", e.cut)
     _require(
         e.temperature > 0 or e.cut == WHOLE,
@@ -164,6 +167,17 @@ def _check_cut(section: str, cut: Cut) -> None:
     _require(0 <= cut.top_k <= _MOST, f"{section}.top_k={str(cut.top_k)[:20]}: expected 0 (off) or more")
     _require(0 < cut.top_p <= 1, f"{section}.top_p={cut.top_p}: expected above 0, at most 1 (off)")
     _require(0 <= cut.min_p <= 1, f"{section}.min_p={cut.min_p}: expected from 0 (off) to 1")
+
+
+def _check_constrained(config: RunConfig) -> None:
+    r, setting = config.rollout, f"rollout.constrain={config.rollout.constrain!r}"
+    _require(r.constrain == "calls", f"{setting}: expected 'nothing' or 'calls'")
+    _require(r.calls != "line", f"{setting} needs calls in JSON, and rollout.calls='line' is none; use 'json'")
+    _require(
+        isinstance(config.policy, PretrainedPolicy),
+        f"{setting}: TinyPolicy's words put spaces into every JSON string; use PretrainedPolicy(path=...)",
+    )
+    _require(grammars.available(), f"{setting} needs llguidance: {grammars.INSTALL}")
 
 
 def _check_pretrained(policy: PretrainedPolicy) -> None:

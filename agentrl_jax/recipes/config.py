@@ -15,7 +15,7 @@ from agentrl_jax.models.lora import Lora
 from agentrl_jax.protocol import EnvironmentRef, Json
 from agentrl_jax.rl.objective import Objective
 from agentrl_jax.rl.types import Reward
-from agentrl_jax.rollout.sampling import Cut
+from agentrl_jax.rollout.sampling import WHOLE, Cut
 
 Stage = Callable[[Any], None]  # takes the run, recipes.run.Run
 
@@ -67,6 +67,9 @@ class Rollout:
     top_k: int = 0  # draw from the k likeliest tokens; 0 is off
     top_p: float = 1.0  # from the fewest likeliest that hold this mass; 1 is off
     min_p: float = 0.0  # from those of at least this share of the likeliest's probability; 0 is off
+    # "calls": every turn, an evaluation's too, is one call of a tool with arguments that its schema allows, and nothing
+    # else; one token a dispatch. The tokens allowed are recorded as those of a cut are.
+    constrain: Literal["nothing", "calls"] = "nothing"
     calls: Literal["line", "json", "qwen", "llama"] = "line"
     describe_tools: bool = False  # put the tools' descriptions into the prompt
     bank: int = 16  # tiles that one prefill computes, of any slots
@@ -80,6 +83,11 @@ class Rollout:
     @property
     def cut(self) -> Cut:
         return Cut(top_k=self.top_k, top_p=self.top_p, min_p=self.min_p)
+
+    @property
+    def records(self) -> bool:
+        """Whether turns bear kept sets."""
+        return self.cut != WHOLE or self.constrain != "nothing"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,6 @@ from agentrl_jax.models import llama
 from agentrl_jax.recipes import policy as policies
 from agentrl_jax.recipes.checks import check, check_environment
 from agentrl_jax.recipes.config import RunConfig, stage_name
-from agentrl_jax.rollout.sampling import WHOLE
 
 _BYTES = 4  # f32 parameters, gradients, optimizer moments and cache
 
@@ -64,8 +63,10 @@ def estimated_memory(config: RunConfig, model: llama.LlamaConfig, parameters: in
         default=0,
     )
     logits = 2 * config.logprob_chunk * model.vocab_size * _BYTES
-    loop, cuts = config.loop, r.cut != WHOLE
-    sets = 0 if loop is None or not cuts else loop.tasks * loop.group * loop.width * words(model.vocab_size) * _BYTES
+    loop = config.loop
+    sets = (
+        0 if loop is None or not r.records else loop.tasks * loop.group * loop.width * words(model.vocab_size) * _BYTES
+    )
     parts = {
         "learner": (parameters + 3 * trained) * _BYTES,
         "sampler": parameters * _BYTES,

@@ -22,7 +22,6 @@ from agentrl_jax.rollout.buffer import Buffer
 from agentrl_jax.rollout.collect import EpisodePlan
 from agentrl_jax.rollout.packing import pack, used_rows
 from agentrl_jax.rollout.records import Trajectory
-from agentrl_jax.rollout.sampling import WHOLE
 
 if TYPE_CHECKING:
     from agentrl_jax.protocol import Task
@@ -145,8 +144,7 @@ def assemble(run: Run, loop: Loop, groups: Groups) -> tuple[TokenBatch, Outcomes
     segments = 1 if run.policy.renderer.appends else run.config.rollout.max_segments
     rows, vocab = loop.tasks * loop.group * segments, run.policy.model.vocab_size
     # A batch that may hold kept sets always does: their coming and going would compile again.
-    kept = run.config.rollout.cut != WHOLE
-    settings: Any = {"group_size": loop.group, "pad_id": 0, "vocab_size": vocab, "kept": kept}
+    settings: Any = {"group_size": loop.group, "pad_id": 0, "vocab_size": vocab, "kept": run.config.rollout.records}
     return pack(packed, rows=rows, width=loop.width, **settings), outcomes
 
 

@@ -56,6 +56,7 @@ class Run:
     params: Any
     buffer: Buffer
     interrupts: Interrupts
+    grammar: str | None = None  # what every turn has to be
     clock: Clock = field(default_factory=Clock)
     stage: str = "before"
     stage_done: bool = False
@@ -113,6 +114,7 @@ class Run:
             max_turn_tokens=self.config.rollout.max_turn_tokens,
             temperature=temperature,
             cut=cut,
+            grammar=self.grammar,
             max_segments=self.config.rollout.max_segments,
             alive=self.interrupts.check,
         ):
