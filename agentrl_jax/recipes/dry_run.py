@@ -64,15 +64,13 @@ def estimated_memory(config: RunConfig, model: llama.LlamaConfig, parameters: in
     )
     logits = 2 * config.logprob_chunk * model.vocab_size * _BYTES
     loop = config.loop
-    sets = (
-        0 if loop is None or not r.records else loop.tasks * loop.group * loop.width * words(model.vocab_size) * _BYTES
-    )
+    columns = 0 if loop is None or not r.records else loop.tasks * loop.group * loop.width
     parts = {
         "learner": (parameters + 3 * trained) * _BYTES,
         "sampler": parameters * _BYTES,
         "cache": cache,
         "activations": activations,
         "logits": logits,
-        "kept_sets": sets,
+        "kept_sets": columns * words(model.vocab_size) * _BYTES,
     }
     return parts | {"total": sum(parts.values())}

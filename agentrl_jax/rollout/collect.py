@@ -92,9 +92,8 @@ def collect(
     Every turn is sampled with `temperature`, `cut` and `grammar`; see `SampleRequest`.
     `alive` is called between moves; what it raises ends the collection there.
     """
-    driver = _Driver(
-        plan, sampler, pool, renderer, max_turn_tokens, temperature, cut, grammar, healing, evidence, max_segments
-    )
+    settings = max_turn_tokens, temperature, cut, grammar, healing, evidence, max_segments
+    driver = _Driver(plan, sampler, pool, renderer, *settings)
     try:
         yield from driver.run(alive)
     finally:

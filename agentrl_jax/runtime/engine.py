@@ -406,9 +406,8 @@ class Engine:
         smaller = [other for other in functions if other < size]
         floor = np.int32(max(smaller, default=0) if only and functions is self._decode else 0)
         drawn = self._dispatch(functions, size, self._rows(running, size), floor, running)
-        records = any(
-            slot.request is not None and slot.request.records for slot in map(self._slots.__getitem__, running)
-        )
+        requests = [self._slots[q].request for q in running]
+        records = any(request is not None and request.records for request in requests)
         drawn = jax.device_get(drawn if records else drawn._replace(kept=()))
         for r, q in enumerate(running):
             self._take(q, r, drawn)

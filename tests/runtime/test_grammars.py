@@ -49,7 +49,7 @@ def vocabulary():
 def config(vocabulary):
     # More rows than tokens, as in padded checkpoints: what stands for no text is never drawn.
     return llama.LlamaConfig(
-        vocab_size=vocabulary.size + 9, width=32, layers=2, heads=4, kv_heads=2, head_width=8, mlp_width=64
+        vocab_size=vocabulary.size + 9, width=16, layers=1, heads=2, kv_heads=1, head_width=8, mlp_width=32
     )
 
 
@@ -71,7 +71,7 @@ def grammars(vocabulary, config, end):
 @pytest.fixture(scope="module")
 def engine(config, params, grammars, end):
     engine = Engine(config, slots=12, context=160, bank=4, prefill_chunk=16, decode_steps=4, stop_ids=(end,), seed=7,
-                    grammars=grammars, rows=(4, 8))  # fmt: skip
+                    grammars=grammars, rows=(4,))  # fmt: skip
     engine.publish(publish(config, params), 0)
     return engine
 
@@ -94,7 +94,7 @@ def ask(slot, *key, grammar=None, **more):
 def test_every_turn_is_a_call_that_its_schema_allows(engine, vocabulary, end, name):
     calls = CALL_FORMATS[name]
     grammar = call_grammar(calls, TOOLS, vocabulary.controls)
-    samples = play(engine, *(ask(q, q, grammar=grammar, temperature=q % 3 / 2) for q in range(9)))
+    samples = play(engine, *(ask(q, q, grammar=grammar, temperature=q % 3 / 2) for q in range(8)))
     names = set()
     for sample in samples.values():
         assert sample.stop == "stop" and sample.ids[-1] == end
@@ -137,7 +137,7 @@ def test_a_turn_is_the_same_whatever_its_neighbours_and_nothing_compiles_again(e
         assert (alone.ids, alone.logprobs, alone.kept) == (together[q].ids, together[q].logprobs, together[q].kept)
     assert together[1].kept is None
     sizes = engine.cache_sizes()
-    assert {"decode_held_4", "decode_held_8"} & sizes.keys() and set(sizes.values()) == {1}
+    assert sizes["decode_held_4"] == 1 and set(sizes.values()) <= {0, 1}
 
 
 def test_what_is_no_grammar_fails_alone_and_in_one_line(engine, vocabulary, config, params):
