@@ -45,6 +45,7 @@ class TokenBatch(NamedTuple):
     ref_logprobs: Any = None  # f32[B, T] or None
     values: Any = None  # f32[B, T] or None
     returns: Any = None  # f32[B, T] or None
+    kept: Any = None  # u32[B, T, ceil(V / 32)] or None: token v could be drawn where bit v % 32 of word v // 32 is set
 
 
 _DTYPES = {
@@ -73,6 +74,7 @@ def validate(batch: TokenBatch, *, vocab_size: int) -> TokenBatch:
         if not isinstance(array, np.ndarray) or array.shape != shape or array.dtype != dtype:
             found = f"{type(array).__name__}{getattr(array, 'shape', '')} of {getattr(array, 'dtype', '?')}"
             raise ValueError(f"TokenBatch.{name}: expected {np.dtype(dtype)}{shape}, got {found}")
+    _check_kept(batch, vocab_size)
     columns = np.arange(shape[1], dtype=np.int32)[None]
     real = batch.sources != Source.PADDING
     _check_forest(batch, columns, real)
@@ -110,6 +112,21 @@ def _check_credit(batch: TokenBatch, real: np.ndarray) -> None:
     _refuse("weights", ~mask & (batch.weights != 0), "must be 0 off actions")
     sampled = batch.sources == Source.POLICY
     _refuse("policy_versions", mask & sampled & (batch.policy_versions < 0), "a sampled token needs its version")
+
+
+def _check_kept(batch: TokenBatch, vocab_size: int) -> None:
+    if batch.kept is None:
+        return
+    expected = (*batch.tokens.shape, -(-vocab_size // 32))
+    if not isinstance(batch.kept, np.ndarray) or batch.kept.shape != expected or batch.kept.dtype != np.uint32:
+        found = f"{getattr(batch.kept, 'dtype', type(batch.kept).__name__)}{getattr(batch.kept, 'shape', '')}"
+        raise ValueError(f"TokenBatch.kept: expected uint32{expected}, got {found}")
+    rows, columns = np.nonzero(batch.action_mask)
+    tokens = batch.tokens[rows, columns]
+    words = np.clip(tokens // 32, 0, expected[2] - 1)
+    missing = np.zeros_like(batch.action_mask)
+    missing[rows, columns] = batch.kept[rows, columns, words] >> (tokens % 32).astype(np.uint32) & 1 == 0
+    _refuse("kept", missing, "the token itself is not in its set")
 
 
 def _refuse(name: str, wrong: np.ndarray, why: str) -> None:

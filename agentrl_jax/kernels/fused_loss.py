@@ -16,6 +16,7 @@ from agentrl_jax.kernels.head import (
     Scores,
     check_arrays,
     check_form,
+    check_kept,
     make_head,
     make_plan,
     measure,
@@ -58,6 +59,7 @@ def logprob_loss(
     entropy: bool = False,
     form: Literal["single_pass"] | Form = "single_pass",
     accumulator: DTypeLike | None = None,
+    kept: Array | None = None,
 ) -> tuple[Array, Detached]:
     """`loss(logprobs, entropy, data)` of `token_logprobs`, differentiable in `hidden` and `unembedding` alone.
 
@@ -79,7 +81,7 @@ def logprob_loss(
       parents: i32[B, T].
       action_mask: bool[B, T].
       data: pytree of [B, T, ...], whatever else the loss reads; no gradient flows into it.
-      temperature, soft_cap, chunk, entropy: see `token_logprobs`.
+      temperature, soft_cap, chunk, entropy, kept: see `token_logprobs`.
       form: "single_pass", or one of the forms of `token_logprobs`.
       accumulator: dtype in which chunks add up the unembedding's gradient; None for the unembedding's own. f32 is
         exact to rounding and takes `4 * V * D` bytes.
@@ -93,14 +95,15 @@ def logprob_loss(
     name, columns = "logprob_loss", (tokens, parents, action_mask)
     check_form(name, form, "single_pass", *FORMS)
     check_arrays(name, hidden, unembedding, *columns)
+    check_kept(name, kept, tokens, unembedding.shape[0])
     data = jax.tree.map(jnp.asarray, data)
     check_data(name, data, tokens.shape)
     settings: Any = {"temperature": temperature, "soft_cap": soft_cap, "chunk": chunk, "entropy": entropy}
     settings["accumulator"] = accumulator
     if form == "single_pass":
         head = make_head(name, tokens.shape, **settings)
-        return single_pass(name, head, loss, hidden, unembedding, make_plan(head, *columns), data)
-    scored = token_logprobs(hidden, unembedding, *columns, form=form, **settings)
+        return single_pass(name, head, loss, hidden, unembedding, make_plan(head, *columns, kept), data)
+    scored = token_logprobs(hidden, unembedding, *columns, form=form, kept=kept, **settings)
     value, aux = loss(*scored, lax.stop_gradient(data))
     return value, lax.stop_gradient(Detached(aux, *scored))
 

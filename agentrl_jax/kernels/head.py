@@ -15,6 +15,8 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.typing import DTypeLike
 
+from agentrl_jax.kernels.kept import unpack, words
+
 _NEVER = -1e30  # the logit of a column that stands for no token; finite, so that 0 * _NEVER is 0
 
 
@@ -39,6 +41,7 @@ class Plan(NamedTuple):
     action_mask: Array  # bool[B, T]
     order: Array  # i32[B, N] columns, each row's actions first
     chunks: Array  # i32[] that hold an action of any row
+    kept: Array | None = None  # u32[B, T, words(V)] what each token was drawn from, as bits; None: the vocabulary
 
 
 class Chunk(NamedTuple):
@@ -48,6 +51,7 @@ class Chunk(NamedTuple):
     reads: Array  # i32[B, S] column whose hidden state predicts it
     targets: Array  # i32[B, S]
     active: Array  # bool[B, S]
+    kept: Array | None  # u32[B, S, words(V)]
 
 
 class Scores(NamedTuple):
@@ -108,14 +112,22 @@ def check_arrays(
         raise ValueError(f"{name}: action_mask: expected bool, got {action_mask.dtype}: compare it, as in mask != 0")
 
 
-def make_plan(head: Head, tokens: Array, parents: Array, action_mask: Array) -> Plan:
+def check_kept(name: str, kept: Array | None, tokens: Array, vocabulary: int) -> None:
+    """Refuses sets of kept tokens that are not `kernels.kept.pack` of bool[B, T, V]."""
+    expected = (*tokens.shape, words(vocabulary))
+    if kept is not None and (kept.shape != expected or kept.dtype != jnp.uint32):
+        raise ValueError(f"{name}: kept: expected uint32{list(expected)}, got {kept.dtype}{list(kept.shape)}")
+
+
+def make_plan(head: Head, tokens: Array, parents: Array, action_mask: Array, kept: Array | None = None) -> Plan:
     """Which columns are visited when, and how many chunks of them there are."""
     order = jnp.argsort(~action_mask, axis=1, stable=True)
     most = jnp.max(jnp.sum(action_mask, axis=1, dtype=jnp.int32))
     chunks = (most + (head.columns - 1)) // head.columns
     if head.axis_name is not None and (axes := tuple(axes_of(chunks))):
         chunks = lax.pmax(chunks, axes)  # a chunk holds collectives: all devices must visit the same number
-    return Plan(tokens, parents, action_mask, jnp.pad(order, ((0, 0), (0, -order.shape[1] % head.columns))), chunks)
+    order = jnp.pad(order, ((0, 0), (0, -order.shape[1] % head.columns)))
+    return Plan(tokens, parents, action_mask, order, chunks, kept)
 
 
 def visit(head: Head, plan: Plan, index: Array) -> Chunk:
@@ -128,6 +140,7 @@ def visit(head: Head, plan: Plan, index: Array) -> Chunk:
         reads=jnp.maximum(take(plan.parents, columns), 0),
         targets=take(plan.tokens, columns),
         active=take(plan.action_mask, columns) & real,
+        kept=None if plan.kept is None else take(plan.kept, columns),
     )
 
 
@@ -171,16 +184,28 @@ def read(hidden: Array, matrix: Array, chunk: Chunk) -> Array:
     return jnp.where(chunk.active[:, :, None], states, jnp.zeros((), matrix.dtype))
 
 
-def project(head: Head, states: Array, matrix: Array) -> tuple[Array, Callable[[Array], tuple[Array]]]:
+def project(head: Head, states: Array, matrix: Array, chunk: Chunk) -> tuple[Array, Callable[[Array], tuple[Array]]]:
     """Logits f32[B, S, V], and the pull-back from them to the raw projection."""
     raw = jnp.einsum("bsd,vd->bsv", states, matrix, preferred_element_type=jnp.float32)
-    return jax.vjp(partial(_scale, head), raw)
+    return jax.vjp(partial(_scale, head, chunk.kept), raw)
 
 
-def _scale(head: Head, raw: Array) -> Array:
+def _scale(head: Head, kept: Array | None, raw: Array) -> Array:
     capped = raw if head.soft_cap is None else head.soft_cap * jnp.tanh(raw * (1.0 / head.soft_cap))
     logits = capped * (1.0 / head.temperature)
+    if kept is not None:  # what the sampler could not draw has no part in the distribution
+        logits = jnp.where(_share(head, kept, raw.shape[-1]), logits, _NEVER)
     return logits if head.vocabulary is None else jnp.where(_ids(head, raw) < head.vocabulary, logits, _NEVER)
+
+
+def _share(head: Head, kept: Array, size: int) -> Array:
+    """bool[B, S, V] of the kept sets, or this device's share of them."""
+    if head.axis_name is None:
+        return unpack(kept, size)
+    everything = lax.axis_size(head.axis_name) * size
+    missing = words(everything) - kept.shape[-1]
+    whole = unpack(jnp.pad(kept, ((0, 0), (0, 0), (0, missing))), everything)
+    return lax.dynamic_slice_in_dim(whole, lax.axis_index(head.axis_name) * size, size, axis=2)
 
 
 def _ids(head: Head, logits: Array) -> Array:
@@ -233,7 +258,7 @@ def pull_all(head: Head, hidden: Array, matrix: Array, plan: Plan, pulls: Pulls)
         dhidden, dmatrix, scores = carry
         chunk = visit(head, plan, index)
         states = read(hidden, matrix, chunk)
-        logits, unscale = project(head, states, matrix)
+        logits, unscale = project(head, states, matrix, chunk)
         found, dlogprobs, dentropy = pulls(index, chunk, logits)
         # Kept from being fused into what follows, which would work them out anew for every token of the vocabulary.
         dlogprobs, dentropy = lax.optimization_barrier((dlogprobs, dentropy))

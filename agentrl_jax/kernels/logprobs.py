@@ -17,6 +17,7 @@ from agentrl_jax.kernels.head import (
     Scores,
     check_arrays,
     check_form,
+    check_kept,
     make_head,
     make_plan,
     measure,
@@ -46,6 +47,7 @@ def token_logprobs(
     entropy: bool = False,
     form: Form = "two_pass",
     accumulator: DTypeLike | None = None,
+    kept: Array | None = None,
 ) -> tuple[Array, Array | None]:
     """Log-probability of every action token given its ancestors, without ever holding [B, T, V].
 
@@ -73,6 +75,8 @@ def token_logprobs(
       entropy: also return entropies.
       form: "two_pass", "pallas" or "checkpointed".
       accumulator: dtype in which chunks add up the unembedding's gradient; None for the unembedding's own.
+      kept: u32[B, T, words(V)] what each token was drawn from, as bits (`kernels.kept.pack`): the softmax runs over
+        these tokens alone, as the sampler's did; all bits set where nothing was cut. None: the whole vocabulary.
 
     Returns:
       f32[B, T] log-probabilities, and f32[B, T] entropies or None.
@@ -83,11 +87,14 @@ def token_logprobs(
     check_form("token_logprobs", form, *FORMS)
     if form == "checkpointed" and accumulator is not None:
         raise ValueError("token_logprobs: accumulator: has no effect on form='checkpointed': leave one of them out")
+    if form == "pallas" and kept is not None:
+        raise ValueError("token_logprobs: kept: form='pallas' scores the whole vocabulary only: use form='two_pass'")
     columns = tokens, parents, action_mask
     check_arrays("token_logprobs", hidden, unembedding, *columns)
+    check_kept("token_logprobs", kept, tokens, unembedding.shape[0])
     settings = chunk, temperature, soft_cap, entropy, accumulator
     head = make_head("token_logprobs", tokens.shape, *settings, pallas=form == "pallas")
-    plan = make_plan(head, *columns)
+    plan = make_plan(head, *columns, kept)
     function = _checkpointed if form == "checkpointed" else two_pass
     logprobs, entropies = function(head, *spread(head, hidden, unembedding, plan), plan)
     return restore(plan, logprobs, entropies)
@@ -109,7 +116,7 @@ def _checkpointed(head: Head, hidden: Array, matrix: Array, plan: Plan) -> tuple
 
 def score(head: Head, states: Array, matrix: Array, chunk: Chunk) -> Scores:
     """A chunk's scores, by way of its logits."""
-    return measure(head, project(head, states, matrix)[0], chunk)
+    return measure(head, project(head, states, matrix, chunk)[0], chunk)
 
 
 def _score_on_tpu(head: Head, states: Array, matrix: Array, chunk: Chunk) -> Scores:

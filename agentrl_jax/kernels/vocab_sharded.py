@@ -6,11 +6,21 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import Array
+from jax import Array, lax
 from jax.typing import DTypeLike
 
 from agentrl_jax.kernels.fused_loss import Detached, TokenLoss, check_data, single_pass
-from agentrl_jax.kernels.head import Head, Plan, axes_of, check_arrays, make_head, make_plan, restore, spread
+from agentrl_jax.kernels.head import (
+    Head,
+    Plan,
+    axes_of,
+    check_arrays,
+    check_kept,
+    make_head,
+    make_plan,
+    restore,
+    spread,
+)
 from agentrl_jax.kernels.logprobs import two_pass
 
 
@@ -30,6 +40,7 @@ def vocab_sharded_loss(
     chunk: int = 1024,
     entropy: bool = False,
     accumulator: DTypeLike | None = None,
+    kept: Array | None = None,
 ) -> tuple[Array, Detached]:
     """`logprob_loss(form="single_pass")` inside `shard_map`, the unembedding split over the mesh axis `axis_name`.
 
@@ -49,6 +60,7 @@ def vocab_sharded_loss(
       axis_name: the mesh axis.
       vocabulary: V, where `n * W > V`: the columns after it are padding and do not count. None: there are none.
       temperature, soft_cap, entropy: see `token_logprobs`.
+      kept: u32[B, T, words(V)] of the whole vocabulary, the same on all devices of the axis; see `token_logprobs`.
       chunk: tokens projected at once, over all rows of this device.
       accumulator: dtype in which chunks add up the unembedding's gradient; None for the unembedding's own.
 
@@ -66,6 +78,7 @@ def vocab_sharded_loss(
     head, plan = _prepare(
         name, hidden, unembedding, tokens, parents, action_mask, data, axis_name=axis_name, vocabulary=vocabulary,
         chunk=chunk, temperature=temperature, soft_cap=soft_cap, entropy=entropy, accumulator=accumulator,
+        kept=kept,
     )  # fmt: skip
     check_data(name, data, tokens.shape)
     return single_pass(name, head, loss, hidden, unembedding, plan, data)
@@ -85,6 +98,7 @@ def vocab_sharded_logprobs(
     chunk: int = 1024,
     entropy: bool = False,
     accumulator: DTypeLike | None = None,
+    kept: Array | None = None,
 ) -> tuple[Array, Array | None]:
     """`token_logprobs(form="two_pass")` inside `shard_map`, the unembedding split over the mesh axis `axis_name`.
 
@@ -96,7 +110,7 @@ def vocab_sharded_logprobs(
     head, plan = _prepare(
         "vocab_sharded_logprobs", hidden, unembedding, tokens, parents, action_mask, None, axis_name=axis_name,
         vocabulary=vocabulary, chunk=chunk, temperature=temperature, soft_cap=soft_cap, entropy=entropy,
-        accumulator=accumulator,
+        accumulator=accumulator, kept=kept,
     )  # fmt: skip
     return restore(plan, *two_pass(head, *spread(head, hidden, unembedding, plan), plan))
 
@@ -112,6 +126,7 @@ def _prepare(
     *,
     axis_name: str,
     vocabulary: int | None,
+    kept: Array | None,
     **settings: Any,
 ) -> tuple[Head, Plan]:
     check_arrays(name, hidden, unembedding, tokens, parents, action_mask)
@@ -120,7 +135,9 @@ def _prepare(
             f"{name}: unembedding: expected a share of the vocabulary per device of mesh axis {axis_name!r}: call it "
             f"inside shard_map(..., check_vma=True) with in_specs PartitionSpec({axis_name!r}) for the unembedding"
         )
-    if any(axis_name in axes_of(leaf) for leaf in jax.tree.leaves((hidden, tokens, parents, action_mask, data))):
+    same = hidden, tokens, parents, action_mask, data, kept
+    if any(axis_name in axes_of(leaf) for leaf in jax.tree.leaves(same)):
         raise ValueError(f"{name}: expected all arrays but the unembedding to be the same along axis {axis_name!r}")
     head = make_head(name, tokens.shape, axis_name=axis_name, vocabulary=vocabulary, **settings)
-    return head, make_plan(head, tokens, parents, action_mask)
+    check_kept(name, kept, tokens, vocabulary or lax.axis_size(axis_name) * unembedding.shape[0])
+    return head, make_plan(head, tokens, parents, action_mask, kept)

@@ -30,8 +30,12 @@ class Scorer(NamedTuple):
     soft_cap: float | None = None  # bound of the logits, where the model has one
 
     def logprobs(self, params: Any, batch: TokenBatch, *, entropy: bool = False) -> tuple[Array, Array | None]:
-        """`log pi(tokens[b, t] | ancestors of t)` f32[B, T], and entropies f32[B, T] or None; 0 off actions."""
-        return token_logprobs(*self._arrays(params, batch), **self._settings(entropy))
+        """`log pi(tokens[b, t] | ancestors of t)` f32[B, T], and entropies f32[B, T] or None; 0 off actions.
+
+        With `batch.kept` pi is renormalised over the tokens that the sampler had left to draw from, entropies too:
+        under the sampler's params these are its log-probabilities, whatever it cut.
+        """
+        return token_logprobs(*self._arrays(params, batch), **self._settings(entropy), kept=batch.kept)
 
     def loss(self, loss: Loss, params: Any, batch: TokenBatch, *, entropy: bool = False) -> tuple[Array, Metrics]:
         """`loss(logprobs, entropy, batch)`, differentiable in params; the metrics are not.
@@ -39,9 +43,11 @@ class Scorer(NamedTuple):
         A loss of separate tokens is formed with its gradient in a single pass over the vocabulary; one that pools
         tokens (a sequence ratio) takes two.
         """
+        arrays, settings = self._arrays(params, batch), self._settings(entropy) | {"kept": batch.kept}
+        batch = batch._replace(kept=None)  # the head's alone
         local = is_token_local(loss, entropy, batch, batch.tokens.shape)
         form: Any = "single_pass" if local else "two_pass"
-        value, rest = logprob_loss(loss, *self._arrays(params, batch), batch, form=form, **self._settings(entropy))
+        value, rest = logprob_loss(loss, *arrays, batch, form=form, **settings)
         return value, rest.aux
 
     def _arrays(self, params: Any, batch: TokenBatch) -> tuple[Array, Array, Array, Array, Array]:

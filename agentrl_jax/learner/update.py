@@ -141,9 +141,10 @@ def make_update(
 
 
 def _example(rows: int) -> TokenBatch:
-    """The shapes of a batch with every optional field, to learn the names of a loss's metrics from."""
+    """The shapes of a batch with every optional field that a loss reads, to learn the names of its metrics from."""
     dtypes = dict.fromkeys(TokenBatch._fields, jnp.float32)
     dtypes |= dict.fromkeys(("tokens", "parents", "subtree_ends", "positions"), jnp.int32)
     dtypes |= dict.fromkeys(("trajectory_ids", "turn_ids", "policy_versions"), jnp.int32)
     dtypes |= {"sources": jnp.int8, "action_mask": jnp.bool_}
-    return TokenBatch(**{name: jax.ShapeDtypeStruct((rows, 2), dtype) for name, dtype in dtypes.items()})
+    shapes = {name: jax.ShapeDtypeStruct((rows, 2), dtype) for name, dtype in dtypes.items()}
+    return TokenBatch(**shapes | {"kept": None})

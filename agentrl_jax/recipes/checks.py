@@ -20,6 +20,8 @@ from agentrl_jax.recipes.config import (
     stage_name,
 )
 from agentrl_jax.rollout.renderers import FRAMES
+from agentrl_jax.rollout.sampling import WHOLE, Cut
+from agentrl_jax.runtime import grammars
 
 _COUNTS = {  # smallest whole number that makes sense
     "rollout": dict.fromkeys(
@@ -64,7 +66,7 @@ def check(config: RunConfig) -> RunConfig:
     _require(dtype in dtypes, f"policy.compute_dtype={dtype!r}: expected one of {', '.join(dtypes)}")
     _check_bounds(config)
     _check_rollout(config)
-    _check_external(config.external)
+    _check_external(config)
     if config.sft is not None:
         _check_sft(config.sft)
     if config.loop is not None:
@@ -152,6 +154,14 @@ def _check_rollout(config: RunConfig) -> None:
         r.max_turn_tokens < r.context,
         f"rollout.max_turn_tokens={r.max_turn_tokens} must be below rollout.context={r.context}",
     )
+    _check_cut("rollout", r.cut)
+    if r.constrain != "nothing":
+        _check_constrained(config)
+    _check_cut("evaluation", e.cut)
+    _require(
+        e.temperature > 0 or e.cut == WHOLE,
+        "evaluation.top_k, top_p and min_p have no effect at evaluation.temperature=0 (greedy): leave them out",
+    )
     _require(e.temperature >= 0, f"evaluation.temperature={e.temperature}: expected 0 (greedy) or more")
     _require(
         e.split != "train", "evaluation.split='train': evaluate on 'validation' or 'heldout', never on training tasks"
@@ -169,7 +179,8 @@ def _check_rollout(config: RunConfig) -> None:
         _require(p.heads % p.kv_heads == 0, f"policy.kv_heads={p.kv_heads} must divide policy.heads={p.heads}")
 
 
-def _check_external(external: External) -> None:
+def _check_external(config: RunConfig) -> None:
+    external = config.external
     if external.url is None:
         for name, value in dataclasses.asdict(external).items():
             _require(
@@ -180,8 +191,29 @@ def _check_external(external: External) -> None:
         external.url.startswith(("http://", "https://")),
         f"external.url={external.url!r}: expected a server's address, such as http://127.0.0.1:8000",
     )
+    _require(
+        not config.rollout.records and config.evaluation.cut == WHOLE,
+        "external.url: a server does not say what top_k, top_p, min_p or constrain left to draw from; leave them out",
+    )
     servers = typing.get_args(typing.get_type_hints(External)["server"])
     _require(external.server in servers, f"external.server={external.server!r}: expected one of {', '.join(servers)}")
+
+
+def _check_cut(section: str, cut: Cut) -> None:
+    _require(0 <= cut.top_k <= _MOST, f"{section}.top_k={str(cut.top_k)[:20]}: expected 0 (off) or more")
+    _require(0 < cut.top_p <= 1, f"{section}.top_p={cut.top_p}: expected above 0, at most 1 (off)")
+    _require(0 <= cut.min_p <= 1, f"{section}.min_p={cut.min_p}: expected from 0 (off) to 1")
+
+
+def _check_constrained(config: RunConfig) -> None:
+    r, setting = config.rollout, f"rollout.constrain={config.rollout.constrain!r}"
+    _require(r.constrain == "calls", f"{setting}: expected 'nothing' or 'calls'")
+    _require(r.calls != "line", f"{setting} needs calls in JSON, and rollout.calls='line' is none; use 'json'")
+    _require(
+        isinstance(config.policy, PretrainedPolicy),
+        f"{setting}: TinyPolicy's words put spaces into every JSON string; use PretrainedPolicy(path=...)",
+    )
+    _require(grammars.available(), f"{setting} needs llguidance: {grammars.INSTALL}")
 
 
 def _check_pretrained(policy: PretrainedPolicy) -> None:

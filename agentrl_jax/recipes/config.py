@@ -15,6 +15,7 @@ from agentrl_jax.models.lora import Lora
 from agentrl_jax.protocol import EnvironmentRef, Json
 from agentrl_jax.rl.objective import Objective
 from agentrl_jax.rl.types import Reward
+from agentrl_jax.rollout.sampling import WHOLE, Cut
 
 Stage = Callable[[Any], None]  # takes the run, recipes.run.Run
 
@@ -61,13 +62,24 @@ class PretrainedPolicy:
 
 @dataclass(frozen=True, kw_only=True)
 class Rollout:
-    """How episodes are sampled. `slots` decode together; an episode keeps one slot and one worker while it runs."""
+    """How episodes are sampled. `slots` decode together; an episode keeps one slot and one worker while it runs.
+
+    Where `top_k`, `top_p` or `min_p` cut, the tokens left to draw from are recorded, and the learner's policy (old and
+    reference log-probabilities, KL and entropy as well) is the distribution over them: the first ratio is 1. The sets
+    take a bit a token of the vocabulary for every column of a batch: `loop` rows x width x vocabulary / 8 bytes.
+    """
 
     workers: int = 64  # environment processes; an episode keeps one from reset to verdict
     slots: int = 64  # rows of the decoding batch
     context: int = 256  # tokens a slot can hold: the longest episode
     max_turn_tokens: int = 24
     temperature: float = 1.0
+    top_k: int = 0  # draw from the k likeliest tokens; 0 is off
+    top_p: float = 1.0  # from the fewest likeliest that hold this mass; 1 is off
+    min_p: float = 0.0  # from those of at least this share of the likeliest's probability; 0 is off
+    # "calls": every turn, an evaluation's too, is one call of a tool with arguments that its schema allows, and nothing
+    # else; one token a dispatch. The tokens allowed are recorded as those of a cut are.
+    constrain: Literal["nothing", "calls"] = "nothing"
     calls: Literal["line", "json", "qwen", "llama"] = "line"
     describe_tools: bool = False  # put the tools' descriptions into the prompt
     bank: int = 16  # tiles that one prefill computes, of any slots
@@ -77,6 +89,15 @@ class Rollout:
     step_deadline_s: float = 10.0
     max_segments: int = 8  # samples of an episode whose history is rendered anew (policy.history="template")
     max_failure_fraction: float = 0.25  # above this share of failed episodes in one step the run stops
+
+    @property
+    def cut(self) -> Cut:
+        return Cut(top_k=self.top_k, top_p=self.top_p, min_p=self.min_p)
+
+    @property
+    def records(self) -> bool:
+        """Whether turns bear kept sets."""
+        return self.cut != WHOLE or self.constrain != "nothing"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,7 +165,14 @@ class Evaluation:
     every_episodes: int = 128
     split: str = "heldout"
     temperature: float = 1.0
+    top_k: int = 0  # these three as in `Rollout`; nothing of training's is taken over
+    top_p: float = 1.0
+    min_p: float = 0.0
     seed: int = 10_000
+
+    @property
+    def cut(self) -> Cut:
+        return Cut(top_k=self.top_k, top_p=self.top_p, min_p=self.min_p)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from agentrl_jax.kernels.kept import words
 from agentrl_jax.models import llama
 from agentrl_jax.recipes import policy as policies
 from agentrl_jax.recipes.checks import check, check_environment
@@ -65,11 +66,14 @@ def estimated_memory(config: RunConfig, model: llama.LlamaConfig, parameters: in
         default=0,
     )
     logits = 2 * config.logprob_chunk * model.vocab_size * _BYTES
+    loop = config.loop
+    columns = 0 if loop is None or not r.records else loop.tasks * loop.group * loop.width
     parts = {
         "learner": (parameters + 3 * trained) * _BYTES,
         "sampler": parameters * computed * here,
         "cache": cache * here,
         "activations": activations,
         "logits": logits,
+        "kept_sets": columns * words(model.vocab_size) * _BYTES,
     }
     return parts | {"total": sum(parts.values())}

@@ -27,8 +27,9 @@ def evaluate(run: Run, *, stage: str, split: str, episodes: int, seed: int) -> d
         EpisodePlan(group=i, member=0, task=task, seed=seed + i, key=(_EVALUATION, seed, i, 0))
         for i, task in enumerate(tasks)
     ]
+    e = run.config.evaluation
     with run.clock.phase("evaluation"):
-        found = sorted(run.collect(plans, temperature=run.config.evaluation.temperature), key=lambda t: t.group)
+        found = sorted(run.collect(plans, temperature=e.temperature, cut=e.cut), key=lambda t: t.group)
     refuse_broken(found, run.config.rollout.max_failure_fraction)
     return {"stage": stage, "step": run.step, "at": run.at, "split": split, **measure(found)}
 

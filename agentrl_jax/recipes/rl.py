@@ -114,11 +114,12 @@ def plan_step(seed: int, step: int, loop: Loop, tasks: Sequence[Task]) -> list[E
 def roll_out(run: Run, loop: Loop, plans: list[EpisodePlan]) -> list[list[Trajectory]]:
     """Run the episodes; groups come back whole and in order, failures as data with their causes."""
     buffer: Buffer = run.buffer
+    r = run.config.rollout
     with run.clock.phase("rollout"):
-        for trajectory in run.collect(plans, temperature=run.config.rollout.temperature):
+        for trajectory in run.collect(plans, temperature=r.temperature, cut=r.cut):
             buffer.add(trajectory)
     groups = buffer.pop(loop.tasks, version=run.version, max_lag=0)
-    refuse_broken([t for group in groups for t in group], run.config.rollout.max_failure_fraction)
+    refuse_broken([t for group in groups for t in group], r.max_failure_fraction)
     return groups
 
 
@@ -141,8 +142,10 @@ def assemble(run: Run, loop: Loop, groups: Groups) -> tuple[TokenBatch, Outcomes
         constant = np.asarray([not group for group in packed])
         outcomes = outcomes._replace(keep=outcomes.keep & ~constant[:, None])
     segments = 1 if run.policy.renderer.appends else run.config.rollout.max_segments
-    rows = loop.tasks * loop.group * segments
-    return pack(packed, rows=rows, width=loop.width, group_size=loop.group, pad_id=0), outcomes
+    rows, vocab = loop.tasks * loop.group * segments, run.policy.model.vocab_size
+    # A batch that may hold kept sets always does: their coming and going would compile again.
+    settings: Any = {"group_size": loop.group, "pad_id": 0, "vocab_size": vocab, "kept": run.config.rollout.records}
+    return pack(packed, rows=rows, width=loop.width, **settings), outcomes
 
 
 def read_outcomes(groups: Groups, loop: Loop) -> Outcomes:

@@ -26,6 +26,7 @@ from agentrl_jax.rollout.buffer import Buffer
 from agentrl_jax.rollout.collect import EpisodePlan, collect
 from agentrl_jax.rollout.pool import Pool
 from agentrl_jax.rollout.records import Trajectory
+from agentrl_jax.rollout.sampling import Cut
 from agentrl_jax.runtime.checkpoint import Checkpoints
 from agentrl_jax.runtime.clock import Clock
 from agentrl_jax.runtime.engine import Engine
@@ -55,6 +56,7 @@ class Run:
     params: Any
     buffer: Buffer
     interrupts: Interrupts
+    grammar: str | None = None  # what every turn has to be
     clock: Clock = field(default_factory=Clock)
     stage: str = "before"
     stage_done: bool = False
@@ -97,7 +99,7 @@ class Run:
                     self.engine.publish(publish(self.policy.model, self.params), self.version)
                 self.published = self.params
 
-    def collect(self, plans: Sequence[EpisodePlan], *, temperature: float) -> Iterator[Trajectory]:
+    def collect(self, plans: Sequence[EpisodePlan], *, temperature: float, cut: Cut) -> Iterator[Trajectory]:
         for found in collect(
             plans,
             self.engine,
@@ -105,6 +107,8 @@ class Run:
             self.policy.renderer,
             max_turn_tokens=self.config.rollout.max_turn_tokens,
             temperature=temperature,
+            cut=cut,
+            grammar=self.grammar,
             max_segments=self.config.rollout.max_segments,
             alive=self.interrupts.check,
         ):

@@ -24,10 +24,12 @@ from agentrl_jax.recipes.directory import Source, claimed, discard, prepare
 from agentrl_jax.recipes.external import open_sampler
 from agentrl_jax.recipes.run import Run
 from agentrl_jax.rollout.buffer import Buffer
+from agentrl_jax.rollout.grammar import call_grammar
 from agentrl_jax.rollout.pool import Deadlines, Pool
 from agentrl_jax.runtime.checkpoint import Checkpoints
 from agentrl_jax.runtime.clock import Clock
 from agentrl_jax.runtime.engine import Engine
+from agentrl_jax.runtime.grammars import Grammars
 from agentrl_jax.runtime.interrupts import Interrupted, Interrupts
 from agentrl_jax.runtime.progress import Progress
 from agentrl_jax.runtime.sinks import RunSinks, write_json
@@ -136,12 +138,13 @@ def open_run(
     )
     pool = Pool(config.environment, workers=r.workers, deadlines=deadlines)
     stack.callback(pool.close)
+    grammars, grammar = constraint(config, policy, suite)
     run = Run(
         config=config,
         directory=directory,
         suite=suite,
         policy=policy,
-        engine=external or _engine(config, policy, everywhere),
+        engine=external or _engine(config, policy, everywhere, grammars),
         pool=pool,
         sinks=stack.enter_context(RunSinks(directory / "evaluation" if evaluating else directory)),
         progress=stack.enter_context(Progress(config.name, quiet=quiet)),
@@ -150,6 +153,7 @@ def open_run(
         params=params,
         buffer=Buffer(1 if config.loop is None else config.loop.group),
         interrupts=interrupts,
+        grammar=grammar,
     )
     if latest is not None:
         _go_back_to(run, checkpoints.record(latest))
@@ -158,7 +162,7 @@ def open_run(
     return run
 
 
-def _engine(config: RunConfig, policy: policies.Policy, everywhere: Any) -> Engine:
+def _engine(config: RunConfig, policy: policies.Policy, everywhere: Any, grammars: Grammars | None) -> Engine:
     r = config.rollout
     return Engine(
         policy.model,
@@ -170,7 +174,26 @@ def _engine(config: RunConfig, policy: policies.Policy, everywhere: Any) -> Engi
         stop_ids=policy.renderer.stop_ids,
         seed=config.seed,
         sharding=everywhere,
+        grammars=grammars,
     )
+
+
+def constraint(config: RunConfig, policy: policies.Policy, suite: Suite) -> tuple[Grammars | None, str | None]:
+    """What reads grammars, and the one of every turn; both None without `rollout.constrain`.
+
+    Raises `UserError` where a tool's schema, or the tokenizer, is beyond llguidance.
+    """
+    if config.rollout.constrain == "nothing":
+        return None, None
+    renderer, model = policy.renderer, policy.model
+    try:
+        vocabulary = renderer.vocabulary
+        grammars = Grammars(vocabulary.tokenizer, vocab_size=model.vocab_size, stop_ids=renderer.stop_ids)
+        grammar = call_grammar(renderer.calls, suite.spec.tools, vocabulary.controls)
+        grammars.start(grammar)
+    except ValueError as error:
+        raise UserError(f"rollout.constrain={config.rollout.constrain!r}: {error}") from error
+    return grammars, grammar
 
 
 def _go_back_to(run: Run, record: dict[str, Any]) -> None:

@@ -82,8 +82,8 @@ def renormalised(logprobs: Array, kept: Array) -> Array:
     """The distribution that a top-p or top-k sampler really drew from: `log pi_v - log sum_{u kept} pi_u`.
 
     A sampler that cuts the tail reports these; a learner that scores the full vocabulary is off by
-    `-log(kept mass)` at every token. With the kept set stored, the gap is 0. Storing V bits a token is dear:
-    sampling for training without a cut needs none of this.
+    `-log(kept mass)` at every token. With the kept set stored (`TokenBatch.kept`), the gap is 0: the loss head
+    scores so. Storing V bits a token is dear: sampling for training without a cut needs none of this.
 
     Args:
       logprobs: f32[..., V] over the full vocabulary, at the sampler's temperature.

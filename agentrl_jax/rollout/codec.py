@@ -1,4 +1,5 @@
-"""One JSON form for every frozen record: fields by name, enums by value, tuples as lists. Standard library only.
+"""One JSON form for every frozen record: fields by name, enums by value, tuples as lists, bytes in base 64.
+Standard library only.
 
 The record types are their own schema: decoding follows the annotations, so that a field added to a
 record needs no second list kept in step with it.
@@ -6,6 +7,7 @@ record needs no second list kept in step with it.
 
 from __future__ import annotations
 
+import base64
 import dataclasses
 import functools
 import hashlib
@@ -43,6 +45,8 @@ def to_json(value: Any) -> Any:
         return value
     if isinstance(value, Enum):
         return value.value
+    if kind is bytes:
+        return base64.b64encode(value).decode("ascii")
     if dataclasses.is_dataclass(value):
         return {name: to_json(getattr(value, name)) for name in _names(kind)}
     if isinstance(value, Mapping):
@@ -88,6 +92,8 @@ def _decoder(kind: Any) -> Decoder:
         return kind
     if kind in (int, float, str, bool):
         return _plain_decoder(kind)
+    if kind is bytes:
+        return _bytes_decoder
     return lambda data: data  # Any, Mapping, Json and Literal stay as JSON gives them
 
 
@@ -134,6 +140,12 @@ def _tuple_decoder(arguments: Sequence[Any]) -> Decoder:
         return lambda data: tuple(inner(item) for item in data)
     parts = [_decoder(argument) for argument in arguments]
     return lambda data: tuple(part(item) for part, item in zip(parts, data, strict=True))
+
+
+def _bytes_decoder(data: Any) -> bytes:
+    if isinstance(data, str):
+        return base64.b64decode(data, validate=True)
+    raise ValueError(f"expected text in base 64, got {data!r:.80}")
 
 
 def _plain_decoder(kind: type) -> Decoder:

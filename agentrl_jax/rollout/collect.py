@@ -35,7 +35,7 @@ from agentrl_jax.rollout.episode import (
 from agentrl_jax.rollout.play import play
 from agentrl_jax.rollout.pool import Pool
 from agentrl_jax.rollout.records import Trajectory
-from agentrl_jax.rollout.sampling import Sample, Sampler, SampleRequest
+from agentrl_jax.rollout.sampling import WHOLE, Cut, Sample, Sampler, SampleRequest
 from agentrl_jax.rollout.wire import Command, Failure, Finish, Perform, Replay, Reply, Reset
 
 __all__ = ["EpisodePlan", "collect", "play"]
@@ -77,6 +77,8 @@ def collect(
     *,
     max_turn_tokens: int,
     temperature: float,
+    cut: Cut = WHOLE,
+    grammar: str | None = None,
     healing: bool = True,
     evidence: EvidenceRule | None = None,
     max_segments: int = MAX_SEGMENTS,
@@ -87,9 +89,11 @@ def collect(
     Members of a group that stand together in the plan start together, as many as slots and workers allow, and prefill
     their common prompt once. A worker that dies or hangs is replaced and, with `healing`, its state is rebuilt
     by replay where the environment allows it; no other episode waits. Closing the iterator early kills what runs.
+    Every turn is sampled with `temperature`, `cut` and `grammar`; see `SampleRequest`.
     `alive` is called between moves; what it raises ends the collection there.
     """
-    driver = _Driver(plan, sampler, pool, renderer, max_turn_tokens, temperature, healing, evidence, max_segments)
+    settings = max_turn_tokens, temperature, cut, grammar, healing, evidence, max_segments
+    driver = _Driver(plan, sampler, pool, renderer, *settings)
     try:
         yield from driver.run(alive)
     finally:
@@ -98,10 +102,10 @@ def collect(
 
 class _Driver:
     def __init__(self, plan: Sequence[EpisodePlan], sampler: Sampler, pool: Pool, renderer: Renderer,
-                 max_turn_tokens: int, temperature: float, healing: bool,
+                 max_turn_tokens: int, temperature: float, cut: Cut, grammar: str | None, healing: bool,
                  evidence: EvidenceRule | None, max_segments: int) -> None:  # fmt: skip
         self.sampler, self.pool, self.renderer = sampler, pool, renderer
-        self.max_turn_tokens, self.temperature = max_turn_tokens, temperature
+        self.max_turn_tokens, self.temperature, self.cut, self.grammar = max_turn_tokens, temperature, cut, grammar
         self.healing, self.evidence, self.max_segments = healing, evidence, max_segments
         self.waiting = deque(_units(plan, sampler.slots, pool.workers))
         self.by_slot: dict[int, _Run] = {}
@@ -250,6 +254,7 @@ class _Driver:
             SampleRequest(
                 slot=run.slot, key=(*run.plan.key, ask.turn), ids=ask.ids, fresh=ask.fresh, share_with=leader,
                 max_tokens=ask.max_tokens, temperature=self.temperature,
+                top_k=self.cut.top_k, top_p=self.cut.top_p, min_p=self.cut.min_p, grammar=self.grammar,
             )
         )  # fmt: skip
 

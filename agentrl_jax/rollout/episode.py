@@ -144,6 +144,7 @@ class Episode:
         self._logprobs: list[float] = []
         self._versions: list[int] = []
         self._turns: list[int] = []
+        self._kept: list[bytes] = []
 
     @property
     def performed(self) -> tuple[Action, ...]:
@@ -178,7 +179,7 @@ class Episode:
     def on_sample(self, sample: Sample) -> Move:
         """A sampled turn: parse it, and act if the budgets admit it."""
         count = len(sample.ids)
-        self._append(sample.ids, [int(self.source)] * count, True, sample.logprobs, sample.versions)
+        self._append(sample.ids, [int(self.source)] * count, True, sample.logprobs, sample.versions, sample.kept)
         self.meter.spend_tokens(count)
         self._talk.append(Said(sample.ids))
         if sample.stop != "stop":
@@ -239,6 +240,7 @@ class Episode:
             turn_ids=tuple(self._turns), prompt_length=self.prompt_length, stop=self.stop,
             verdict=verdict, attribution=attribution, receipt=receipt,
             breaks=tuple(self._breaks), retokenize_mismatch=self._retokenized, token_mismatch=self._mismatch,
+            kept=tuple(self._kept) if any(self._kept) else None,
         )  # fmt: skip
 
     def _receipt(self, verdict: Verdict | None, attribution: Attribution | None, verifier_version: str,
@@ -314,12 +316,14 @@ class Episode:
         self._append(rendered.ids, rendered.sources, False, (0.0,) * count, (-1,) * count)
 
     def _append(self, ids: tuple[int, ...], sources: Any, chosen: bool, logprobs: tuple[float, ...],
-                versions: tuple[int, ...]) -> None:  # fmt: skip
+                versions: tuple[int, ...], kept: tuple[bytes, ...] | None = None) -> None:  # fmt: skip
         count = len(ids)
-        if not len(sources) == len(logprobs) == len(versions) == count:
+        kept = (b"",) * count if kept is None else kept
+        if not len(sources) == len(logprobs) == len(versions) == len(kept) == count:
             self._mismatch = True
             raise TokenMismatch(
-                f"{count} tokens came with {len(logprobs)} log-probabilities and {len(versions)} versions"
+                f"{count} tokens came with {len(logprobs)} log-probabilities, {len(versions)} versions "
+                f"and {len(kept)} kept sets"
             )
         self._tokens.extend(ids)
         self._sources.extend(sources)
@@ -327,3 +331,4 @@ class Episode:
         self._logprobs.extend(logprobs)
         self._versions.extend(versions)
         self._turns.extend([self.turn] * count)
+        self._kept.extend(kept)

@@ -10,6 +10,7 @@ import numpy as np
 
 from agentrl_jax.batch import Source, TokenBatch, validate
 from agentrl_jax.rollout.records import Trajectory
+from agentrl_jax.rollout.sampling import kept_bits
 
 _Array = np.ndarray
 
@@ -46,6 +47,7 @@ def pack(
     group_size: int,
     pad_id: int,
     vocab_size: int | None = None,
+    kept: bool = False,
 ) -> TokenBatch:
     """A checked batch of exactly `rows` rows of `width` tokens that holds every trajectory with an action in it.
 
@@ -55,14 +57,24 @@ def pack(
     by side in one tree where they begin with the group's prompt and fit a row. Rows are filled in an order that depends
     on sizes and ids only, never on the order of `groups`. Credit and weights are 0, to be filled in by the objective.
 
-    Raises `ValueError` where a trajectory is longer than `width`, a member is not in 0..group_size-1 or is twice there,
+    With `kept` the batch holds what each token was drawn from, every bit set where nothing was cut; that takes
+    `rows * width * vocab_size / 8` bytes, and `vocab_size` must be given.
+
+    Raises `ValueError` where there are kept sets and `kept` is False: the learner would score another distribution;
+    where a trajectory is longer than `width`, a member is not in 0..group_size-1 or is twice there,
     or the trees need more than `rows` rows; the message names the trajectory and the setting.
     """
+    if kept and vocab_size is None:
+        raise ValueError("pack: kept=True needs vocab_size, the tokens that a set speaks of")
+    if not kept and any(trajectory.kept is not None for group in groups for trajectory in group):
+        raise ValueError("pack: trajectories hold kept sets, of a sampler that cut; pass kept=True and vocab_size")
     trees = [tree for index, group in enumerate(groups) for tree in _trees(group, index, width, group_size)]
     placed = _place(trees, width)
     if len(placed) > rows:
         raise ValueError(f"rows={rows}: the trajectories need {len(placed)} rows of width={width}; raise rows or width")
     batch = _empty(rows, width, len(groups) * group_size, pad_id)
+    if kept and vocab_size is not None:
+        batch = batch._replace(kept=np.full((rows, width, -(-vocab_size // 32)), 0xFFFFFFFF, np.uint32))
     for row, row_trees in enumerate(placed):
         column = 0
         for tree in row_trees:
@@ -216,3 +228,6 @@ def _copy(batch: TokenBatch, row: int, column: int, branch: _Branch, start: int,
     batch.behavior_logprobs[row, place] = trajectory.behavior_logprobs[tokens]
     batch.policy_versions[row, place] = trajectory.policy_versions[tokens]
     batch.positions[row, place] = np.arange(start, stop, dtype=np.int32)
+    for offset, bits in enumerate(trajectory.kept[tokens] if trajectory.kept is not None else ()):
+        if bits:
+            batch.kept[row, column + offset] = np.frombuffer(kept_bits(bits), "<u4")

@@ -166,6 +166,7 @@ class Trajectory(Record):
     receipt: Receipt
     breaks: tuple[Break, ...] = ()
     retokenize_mismatch: int = 0
+    kept: tuple[bytes, ...] | None = None  # a set a token (`sampling.kept_bits`), b"" where nothing was cut
     token_mismatch: bool = False  # a sample came whose tokens and log-probabilities do not belong together
 
     @property

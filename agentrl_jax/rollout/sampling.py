@@ -19,7 +19,9 @@ class SampleRequest:
     sharing its cache, and goes on with `ids`. `key` makes the randomness: requests with equal keys draw
     equal uniforms, so it must be unique per (seed, step, task, member, turn). `temperature` 0 is greedy;
     `top_k` 0, `top_p` 1 and `min_p` 0 cut nothing. `stop_ids` end the turn beside the sampler's own;
-    the turn also ends after the token that completes one of `stop_strings` in the text of the turn.
+    the turn also ends after the token that completes one of `stop_strings` in the text of the turn. `grammar` (as
+    `rollout.grammar` writes it) leaves, before any cut, the tokens by which a text of its language goes on; such a
+    turn takes one dispatch a token.
     """
 
     slot: int
@@ -35,6 +37,7 @@ class SampleRequest:
     min_p: float = 0.0
     stop_ids: tuple[int, ...] = ()
     stop_strings: tuple[str, ...] = ()
+    grammar: str | None = None
 
     @property
     def shares(self) -> bool:
@@ -46,14 +49,31 @@ class SampleRequest:
         """Whether this draws from a part of the vocabulary, as a sampler of f32 numbers sees it."""
         return self.temperature > 0 and (self.top_k > 0 or self.top_p < 1 - 2**-25 or self.min_p >= 2**-126)
 
+    @property
+    def records(self) -> bool:
+        """Whether the kept set of each token is recorded."""
+        return self.cuts or self.grammar is not None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cut:
+    """What part of the vocabulary every turn of a collection draws from; see `SampleRequest`. By default all of it."""
+
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+
+
+WHOLE = Cut()
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
     """The tokens of one turn; `logprobs`, `raw_logprobs`, `kept` and `versions` (of the params) are per token.
 
     `logprobs` are under the distribution sampled from (at temperature 0: that of temperature 1), `raw_logprobs`
-    under the whole vocabulary at temperature 1. `kept` is None unless the request cuts; then it holds, packed,
-    the tokens that the cut left (`kept_bits`), from which a learner recomputes `logprobs`.
+    under the whole vocabulary at temperature 1. `kept` is None unless the request cuts or has a grammar; then it
+    holds, packed, the tokens that were left (`kept_bits`), from which a learner recomputes `logprobs`.
 
     `stop`: a stop id or string was sampled (it is the end of `ids`), `max_tokens` is reached, the slot's context
     is full, or the request could not be served and `message` says why.

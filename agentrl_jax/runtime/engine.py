@@ -21,6 +21,7 @@ import numpy as np
 
 from agentrl_jax.models.decoder import DecoderConfig
 from agentrl_jax.rollout.sampling import Partial, Sample, SampleRequest, Stop, pack_kept
+from agentrl_jax.runtime.grammars import Grammars, Matcher
 from agentrl_jax.runtime.paging import PageBook, digests
 from agentrl_jax.sampler import decode as sampler
 from agentrl_jax.sampler import pages as paged
@@ -49,6 +50,8 @@ class _Slot:
     raw_logprobs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
     kept: list[bytes] = field(default_factory=list)
+    matcher: Matcher | None = None  # where its turn stands in the request's grammar
+    allowed: Any = None  # u32[ceil(V / 32)] the tokens that the matcher lets come next
 
     @property
     def remaining(self) -> int:
@@ -81,7 +84,9 @@ class Engine:
     `rows`, so a finished slot costs nothing. Slots share the pages of a common prompt, which are copied when written.
     A prompt's full pages are taken up again by later prompts that begin alike, never after a `publish` unless
     `keep_across_versions`. `pages` bounds the pool (None: enough for every slot to be full); a request that finds no
-    page ends with an error, and its slot is empty. `text_of` gives the text of ids, which stop strings need.
+    page ends with an error, and its slot is empty. `text_of` gives the text of ids, which stop strings need, and
+    `grammars` reads the grammars of requests. A turn with a grammar is decoded apart from those without, one token a
+    dispatch, since the host names the tokens that may come next; its functions are compiled only with `grammars`.
     Call `publish` before `advance`.
     """
 
@@ -90,6 +95,7 @@ class Engine:
         decode_steps: int, stop_ids: Sequence[int], seed: int, sharding: Any = None,
         rows: Sequence[int] = ROWS, pages: int | None = None,
         text_of: Callable[[Sequence[int]], str] | None = None, keep_across_versions: bool = False,
+        grammars: Grammars | None = None,
     ) -> None:  # fmt: skip
         self._config, self._slots_count, self._context = model_config, slots, context
         self._bank, self._chunk, self._steps, self._seed = bank, prefill_chunk, decode_steps, seed
@@ -108,11 +114,14 @@ class Engine:
         self._prefill = jax.jit(partial(sampler.prefill, model_config), donate_argnums=1)
         # A partial of its own each: jit shares what it compiled, and its count, between wrappers of one function.
         self._copy = jax.jit(partial(paged.copy), donate_argnums=0)
-        fixed = {"steps": decode_steps, "stop_ids": tuple(sorted(self._stop_ids))}
-        self._decode = {
-            size: jax.jit(partial(sampler.decode, model_config, **fixed), donate_argnums=1)
-            for size in _sizes(rows, slots)
-        }
+        self._grammars = grammars
+
+        def by_size(steps: int) -> dict[int, Any]:
+            fixed = partial(sampler.decode, model_config, steps=steps, stop_ids=tuple(sorted(self._stop_ids)))
+            return {size: jax.jit(partial(fixed), donate_argnums=1) for size in _sizes(rows, slots)}
+
+        self._decode = by_size(decode_steps)
+        self._held = {} if grammars is None else by_size(1)  # for turns with a grammar
         self._warm = len(self._decode) == 1
 
     @property
@@ -158,7 +167,7 @@ class Engine:
         """
         slot = self._check(request)
         slot.ids, slot.logprobs, slot.raw_logprobs, slot.versions, slot.kept = [], [], [], [], []
-        slot.failed = None
+        slot.failed = slot.matcher = None
         if refusal := self._refusal(request):
             slot.failed = request.ids if request.fresh else None
             return self._finish(request.slot, "error", refusal)
@@ -168,6 +177,8 @@ class Engine:
             self._share(slot, self._slots[request.fork_from])
         slot.pending.extend(request.ids)
         slot.request, slot.key = request, turn_key(self._seed, request.key)
+        if request.grammar is not None and self._grammars is not None:
+            slot.matcher = self._grammars.start(request.grammar)
         led = request.share_with is not None and self._slots[request.share_with].request is not None
         slot.source = request.share_with if led else None
         slot.room = self._context - slot.length - len(slot.pending)
@@ -200,9 +211,11 @@ class Engine:
         self._fill()
         running = [q for q in range(self._slots_count) if self._slots[q].request is not None and self._reserve(q)]
         self._copy_pages()
-        largest = max(self._decode)
-        for start in range(0, len(running), largest):
-            self._sample(running[start : start + largest], only=len(running) <= largest)
+        held = [q for q in running if self._slots[q].matcher is not None]
+        free = [q for q in running if self._slots[q].matcher is None]
+        for queue, functions in ((free, self._decode), (self._followed(held), self._held)):
+            for start in range(0, len(queue), largest := max(functions, default=1)):
+                self._sample(queue[start : start + largest], functions, only=len(queue) <= largest)
         finished, self._finished = self._finished, []
         return sorted(finished, key=lambda sample: sample.slot)
 
@@ -210,6 +223,7 @@ class Engine:
         """How often each device function was compiled: 1 each, however long the run."""
         functions = {"prefill": self._prefill, "copy_pages": self._copy}
         functions |= {f"decode_{size}": function for size, function in self._decode.items()}
+        functions |= {f"decode_held_{size}": function for size, function in self._held.items()}
         return {name: _compiled(function) for name, function in functions.items()}
 
     def _check(self, request: SampleRequest) -> _Slot:
@@ -261,6 +275,17 @@ class Engine:
             return f"ids hold a token outside 0..{vocab - 1}: were they made by this model's tokenizer?"
         if request.stop_strings and (self._text_of is None or "" in request.stop_strings):
             return "stop_strings need strings that are not empty, and an engine that was given text_of"
+        if request.grammar is not None:
+            return self._grammar_refusal(request.grammar)
+        return None
+
+    def _grammar_refusal(self, grammar: str) -> str | None:
+        if self._grammars is None:
+            return "grammar needs an engine that was given grammars"
+        try:
+            self._grammars.start(grammar)
+        except ValueError as error:
+            return str(error)
         return None
 
     def _release(self, slot: _Slot) -> None:
@@ -365,19 +390,42 @@ class Engine:
             pairs[:, : len(now)] = np.asarray(now, np.int32).T
             self._pools = self._copy(self._pools, *jax.device_put((pairs[0], pairs[1]), self._sharding))
 
-    def _sample(self, running: list[int], *, only: bool) -> None:
+    def _followed(self, held: list[int]) -> list[int]:
+        """Those whose grammar lets some token come next; the turns of the others end, each with an error."""
+        for q in held:
+            slot = self._slots[q]
+            assert slot.matcher is not None
+            slot.allowed = slot.matcher.allowed()
+            if not slot.allowed.any():
+                self._finish(q, "error", "the grammar leaves no token to go on with")
+        return [q for q in held if self._slots[q].request is not None]
+
+    def _sample(self, running: list[int], functions: dict[int, Any], *, only: bool) -> None:
         started = time.perf_counter()
-        size = min(size for size in self._decode if size >= len(running))
-        smaller = [other for other in self._decode if other < size]
-        floor = np.int32(max(smaller, default=0) if only else 0)
-        rows, floor = jax.device_put((self._rows(running, size), floor), self._sharding)
-        self._pools, drawn = self._decode[size](self._params, self._pools, rows, floor)
-        cuts = any(slot.request is not None and slot.request.cuts for slot in map(self._slots.__getitem__, running))
-        drawn = jax.device_get(drawn if cuts else drawn._replace(kept=()))
+        size = min(size for size in functions if size >= len(running))
+        smaller = [other for other in functions if other < size]
+        floor = np.int32(max(smaller, default=0) if only and functions is self._decode else 0)
+        drawn = self._dispatch(functions, size, self._rows(running, size), floor, running)
+        requests = [self._slots[q].request for q in running]
+        records = any(request is not None and request.records for request in requests)
+        drawn = jax.device_get(drawn if records else drawn._replace(kept=()))
         for r, q in enumerate(running):
             self._take(q, r, drawn)
         self.counters.decode_dispatches += 1
         self.counters.decode_s += time.perf_counter() - started
+
+    def _dispatch(
+        self, functions: dict[int, Any], size: int, rows: sampler.Rows, floor: np.int32, running: list[int]
+    ) -> sampler.Drawn:
+        allowed = {}
+        if functions is self._held:
+            masks = np.full((size, -(-self._config.vocab_size // 32)), 0xFFFFFFFF, np.uint32)
+            for r, q in enumerate(running):
+                masks[r] = self._slots[q].allowed
+            allowed["allowed"] = masks
+        rows, floor, allowed = jax.device_put((rows, floor, allowed), self._sharding)
+        self._pools, drawn = functions[size](self._params, self._pools, rows, floor, **allowed)
+        return drawn
 
     def _rows(self, running: list[int], size: int) -> sampler.Rows:
         lengths, last, drawn, remaining, top_k = (np.zeros(size, np.int32) for _ in range(5))
@@ -414,7 +462,9 @@ class Engine:
         slot.logprobs += drawn.logprobs[:count, r].tolist()
         slot.raw_logprobs += drawn.raw_logprobs[:count, r].tolist()
         slot.versions += [self._version] * count
-        if request.cuts:
+        if slot.matcher is not None:
+            slot.matcher.accept(tokens[0])
+        if request.records:
             slot.kept += [pack_kept(drawn.kept[n, r].astype("<u4").tobytes()) for n in range(count)]
         slot.length += count
         slot.pending = deque(tokens[count - 1 : count])
@@ -443,7 +493,7 @@ class Engine:
 
     def _finish(self, q: int, stop: Stop, message: str = "") -> None:
         slot, request = self._slots[q], self._slots[q].request
-        kept = tuple(slot.kept) if request is not None and request.cuts else None
+        kept = tuple(slot.kept) if request is not None and request.records else None
         self._finished.append(
             Sample(
                 slot=q, ids=tuple(slot.ids), logprobs=tuple(slot.logprobs), versions=tuple(slot.versions), stop=stop,
@@ -465,20 +515,21 @@ class Engine:
         on how many others run, and the smaller batch is not used.
         """
         self._warm = True
-        results = {size: self._probe(size) for size in self._decode}
+        self._decode, self._held = (self._agreeing(functions) for functions in (self._decode, self._held))
         nothing = np.zeros(_COPIES, np.int32)
         self._pools = self._copy(self._pools, *jax.device_put((nothing, nothing), self._sharding))
-        expected = results[max(results)]
-        self._decode = {size: self._decode[size] for size, result in results.items() if result == expected}
 
-    def _probe(self, size: int) -> bytes:
+    def _agreeing(self, functions: dict[int, Any]) -> dict[int, Any]:
+        results = {size: self._probe(functions, size) for size in functions}
+        return {size: functions[size] for size in functions if results[size] == results[max(results)]}
+
+    def _probe(self, functions: dict[int, Any], size: int) -> bytes:
         """The log-probabilities of a few rows decoded in a batch of this size, on pages that nobody has written yet."""
-        rows, count = self._rows([], size), min(8, *self._decode, self._book.free)
+        rows, count = self._rows([], size), min(8, *functions, self._book.free)
         for r in range(count):
             rows.table[r, 0], rows.last[r], rows.active[r] = 1 + r, (7 * r + 1) % self._config.vocab_size, True
             rows.remaining[r], rows.key[r] = PAGE, (r, 1)
-        rows, floor = jax.device_put((rows, np.int32(0)), self._sharding)
-        self._pools, drawn = self._decode[size](self._params, self._pools, rows, floor)
+        drawn = self._dispatch(functions, size, rows, np.int32(0), [])
         return np.asarray(jax.device_get(drawn.logprobs))[:, :count].tobytes()
 
 

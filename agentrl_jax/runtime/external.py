@@ -155,7 +155,7 @@ class ExternalSampler:
         self._held[request.slot] = ids
         self._turns += 1
         room = self._context - len(ids)
-        if room <= 0 or request.cuts or request.stop_strings:
+        if room <= 0 or request.records or request.stop_strings:
             done: concurrent.futures.Future[Sample] = concurrent.futures.Future()
             done.set_result(self._unasked(request, held, room))
             self._pending[request.slot] = done
@@ -240,7 +240,8 @@ class ExternalSampler:
         if room <= 0:
             full = f"{self._context - room} tokens leave no room to sample in context={self._context}"
             return Sample(slot=request.slot, ids=(), logprobs=(), versions=(), stop="context", message=full)
-        what = "stop_strings are the engine's" if request.stop_strings else "top_k, top_p and min_p need the kept set"
+        cut = "top_k, top_p, min_p and grammar need the kept set"
+        what = "stop_strings are the engine's" if request.stop_strings else cut
         return self._error(request.slot, held, f"{what}, which this server does not tell; leave them out")
 
     async def _sample(self, request: SampleRequest, asked: Asked, held: tuple[int, ...], version: int) -> Sample:

@@ -16,7 +16,7 @@ from agentrl_jax.kernels.kept import words
 from agentrl_jax.models import layers, rotary
 from agentrl_jax.models.decoder import DecoderConfig, unembedding
 from agentrl_jax.sampler import pages as cache
-from agentrl_jax.sampler.select import Cuts, choose
+from agentrl_jax.sampler.select import Cuts, choose, choose_among
 
 Layers = tuple[jax.Array, ...]
 
@@ -91,13 +91,19 @@ def decode(
     floor: jax.Array,
     steps: int,
     stop_ids: tuple[int, ...],
+    allowed: jax.Array | None = None,
 ) -> tuple[Cache, Drawn]:
     """Up to `steps` tokens for every active row.
 
     A row falls inactive after a stop id (emitted, with its log-probability) or when `remaining` reaches 0;
     the loop ends when at most `floor` i32[] rows are active: what is left fits a smaller batch, or is nothing.
-    Token n of a turn takes uniform(fold_in(key, n)).
+    Token n of a turn takes uniform(fold_in(key, n)). `allowed` u32[R, words(V)] names, as bits, the tokens that the
+    next one may be; what may follow is for the host to say, so with it there is one step.
+
+    Raises `ValueError` where `allowed` comes with more steps.
     """
+    if allowed is not None and steps != 1:
+        raise ValueError(f"decode: steps: expected 1, since `allowed` speaks of the next token only, got {steps}")
     shape = (steps, rows.lengths.shape[0])
     start = _State(jnp.int32(0), pools, rows, Drawn(
         jnp.zeros(shape, jnp.int32), jnp.zeros(shape, jnp.float32), jnp.zeros(shape, jnp.float32),
@@ -114,7 +120,11 @@ def decode(
         x = layers.norm(config, x[:, 0], params["final_norm"], fixed_places=True)
         logits = jnp.einsum("qd,vd->qv", x, head, preferred_element_type=jnp.float32)
         logits = layers.soft_cap(logits, config.final_soft_cap)
-        choice = choose(logits, _uniforms(rows.key, rows.drawn), rows.cuts)
+        uniforms = _uniforms(rows.key, rows.drawn)
+        if allowed is None:
+            choice = choose(logits, uniforms, rows.cuts)
+        else:
+            choice = choose_among(logits, uniforms, rows.cuts, allowed)
         tokens, one = choice.tokens, active.astype(jnp.int32)
         remaining = rows.remaining - one
         stopped = jnp.any(tokens[:, None] == stops[None], axis=1) | jnp.any(tokens[:, None] == rows.stops, axis=1)

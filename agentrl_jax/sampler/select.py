@@ -8,7 +8,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from agentrl_jax.kernels.kept import pack, words
+from agentrl_jax.kernels.kept import pack, unpack, words
 
 _UNDERFLOW = 87.0  # this far below the peak exp is no normal f32; it counts as probability zero
 
@@ -79,6 +79,15 @@ def choose(logits: jax.Array, uniforms: jax.Array, cuts: Cuts) -> Choice:
     plain = ~cut & (temperature == 1.0)
     raw = jax.lax.cond(jnp.all(plain), lambda: logprobs, lambda: _raw_logprobs(logits, tokens))
     return Choice(tokens, logprobs, jnp.where(plain, logprobs, raw), kept)
+
+
+def choose_among(logits: jax.Array, uniforms: jax.Array, cuts: Cuts, allowed: jax.Array) -> Choice:
+    """`choose` where only some tokens are allowed, u32[Q, words(V)] with a bit set in each row: the others have no
+    probability, before any cut. `kept` is what was left of them, cut or not; `raw_logprobs` know no constraint."""
+    masked = jnp.where(unpack(allowed, logits.shape[1]), logits, -jnp.inf)
+    choice = choose(masked, uniforms, cuts)
+    kept = jnp.where(cuts.cut()[:, None], choice.kept, allowed)
+    return choice._replace(raw_logprobs=_raw_logprobs(logits, choice.tokens), kept=kept)
 
 
 def _raw_logprobs(logits: jax.Array, tokens: jax.Array) -> jax.Array:

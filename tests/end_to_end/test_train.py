@@ -27,7 +27,7 @@ sys.exit(main())
 
 
 def agentrl(*arguments: str, cwd: Path) -> subprocess.Popen[str]:
-    paths = [str(ROOT), str(ROOT / "envs")]
+    paths = [str(ROOT), str(ROOT / "envs"), str(CONFIG.parent)]
     environment = dict(os.environ, PYTHONPATH=os.pathsep.join(paths), XLA_FLAGS="")
     command = [sys.executable, "-W", "error", "-c", LISTENING, *arguments]
     return subprocess.Popen(
@@ -78,6 +78,13 @@ def test_a_run_leaves_its_summary_and_report(straight: Path) -> None:
 def test_the_sampler_and_the_learner_agree(straight: Path) -> None:
     deviations = [row["ratio_deviation_max"] for row in rows(straight, "metrics.jsonl") if row["stage"] == "rl"]
     assert len(deviations) == 4 and max(deviations) < 1e-5
+
+
+def test_the_sampler_and_the_learner_agree_where_the_sampler_cuts(tmp_path: Path) -> None:
+    finish(agentrl("train", str(CONFIG.with_name("cut_config.py")), cwd=tmp_path))
+    found = rows(tmp_path / "runs" / "cut", "metrics.jsonl")
+    assert len(found) == 2 and max(row["ratio_deviation_max"] for row in found) < 1e-5
+    assert found[0]["kl"] < 1e-6, "the reference's log-probabilities are over the same sets"
 
 
 def test_every_step_and_every_evaluation_is_written_once(straight: Path) -> None:

@@ -39,6 +39,12 @@ WRONG: dict[str, tuple[Callable[[RunConfig], RunConfig], str]] = {
     "bank and slots": (with_("rollout", bank=24), "rollout.bank=24 must divide rollout.slots=64"),
     "idle workers": (with_("rollout", workers=65), "rollout.workers=65 exceeds"),
     "no temperature": (with_("rollout", temperature=0.0), "rollout.temperature=0.0"),
+    "a negative top_k": (with_("rollout", top_k=-1), "rollout.top_k=-1: expected 0 (off) or more"),
+    "nothing to draw from": (with_("rollout", top_p=0.0), "rollout.top_p=0.0: expected above 0"),
+    "a share of the peak above one": (with_("evaluation", min_p=1.5), "evaluation.min_p=1.5: expected from 0"),
+    "a cut of a greedy evaluation": (with_("evaluation", temperature=0.0, top_p=0.9), "no effect at evaluation.temp"),
+    "a schema for a line": (with_("rollout", constrain="calls"), "rollout.calls='line' is none; use 'json'"),
+    "a schema for words": (with_("rollout", constrain="calls", calls="json"), "use PretrainedPolicy(path=...)"),
     "turn and context": (with_("rollout", max_turn_tokens=256), "rollout.max_turn_tokens=256"),
     "evaluation on training tasks": (with_("evaluation", split="train"), "evaluation.split='train'"),
     "heads and width": (with_("policy", heads=3), "policy.heads=3 must divide"),
@@ -86,6 +92,15 @@ def test_a_contradiction_is_one_line_that_names_the_setting(name: str) -> None:
     with pytest.raises(UserError) as caught:
         check(change(good()))
     assert expected in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_constraint_without_llguidance_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = replace(good(), policy=PretrainedPolicy(path="m"), rollout=Rollout(constrain="calls", calls="qwen"))
+    monkeypatch.setattr("agentrl_jax.runtime.grammars.available", lambda: False)
+    with pytest.raises(UserError, match=r"^rollout.constrain='calls' needs llguidance: pip install 'agentrl-jax\[con"):
+        check(config)
+    monkeypatch.setattr("agentrl_jax.runtime.grammars.available", lambda: True)
+    assert check(config) is config
 
 
 def test_what_is_right_passes_unchanged() -> None:

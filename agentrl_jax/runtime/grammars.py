@@ -1,0 +1,76 @@
+"""Masks of the tokens that may come next, from a grammar: `llguidance` on the host, one matcher a turn."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from agentrl_jax.errors import UserError
+
+INSTALL = "pip install 'agentrl-jax[constrained]'"
+
+
+def available() -> bool:
+    """Whether llguidance is installed."""
+    return importlib.util.find_spec("llguidance") is not None
+
+
+class Grammars:
+    """Grammars over one tokenizer, which keeps its bytes (byte-level or byte-fallback BPE).
+
+    `vocab_size` is the model's, which may exceed the tokenizer's: what no text stands for is never allowed. Where a
+    grammar is fulfilled one of `stop_ids` may come. `tokenizer` knows control tokens as special ones: they are what
+    `<[id]>` names in a grammar.
+
+    Raises `UserError` without llguidance, and `ValueError` for a tokenizer that it cannot read.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, *, vocab_size: int, stop_ids: Sequence[int]) -> None:
+        if not available():
+            raise UserError(f"constrained sampling needs llguidance: {INSTALL}")
+        import llguidance
+
+        self._library: Any = llguidance
+        self._compiled = functools.lru_cache(maxsize=64)(self._compile)
+        try:
+            self._tokenizer = llguidance.LLTokenizer(tokenizer.to_str(), n_vocab=vocab_size, eos_token=list(stop_ids))
+        except ValueError as error:
+            raise ValueError(f"llguidance cannot read the tokenizer: {_line(error)}") from None
+
+    def start(self, grammar: str) -> Matcher:
+        """At the beginning of a text of the grammar.
+
+        Raises `ValueError`, in one line, for a grammar that has no meaning or asks for what is not supported.
+        """
+        return Matcher(self._compiled(grammar).deep_copy())
+
+    def _compile(self, grammar: str) -> Any:
+        matcher = self._library.LLMatcher(self._tokenizer, grammar, log_level=0)
+        if matcher.is_error():
+            raise ValueError(f"grammar: {_line(matcher.get_error())}")
+        return matcher
+
+
+class Matcher:
+    """Where one turn stands in its grammar."""
+
+    def __init__(self, matcher: Any) -> None:
+        self._matcher = matcher
+
+    def allowed(self) -> np.ndarray:
+        """u32[ceil(V / 32)]: the tokens that may come next, as bits. No bit: the grammar has come to a dead end."""
+        bits = np.frombuffer(self._matcher.compute_bitmask(), "<u4")
+        return np.zeros_like(bits) if self._matcher.is_error() else bits
+
+    def accept(self, token: int) -> None:
+        """Go on past a token that was allowed."""
+        self._matcher.consume_token(token)
+
+
+def _line(error: object) -> str:
+    return " ".join(str(error).split())[:200]
