@@ -123,6 +123,12 @@ def test_settings_that_mean_nothing(changes: dict[str, Any], words: str) -> None
         check(replace(config(), external=External(**changes)))
 
 
+def test_a_server_does_not_say_what_a_cut_left() -> None:
+    cut = config("http://a")
+    with pytest.raises(UserError, match="external.url: a server does not say what top_k"):
+        check(replace(cut, rollout=replace(cut.rollout, top_p=0.9)))
+
+
 def test_a_dry_run_counts_no_sampler() -> None:
     memory = dry_run(config("http://nowhere"))["estimated_memory_bytes"]
     assert memory["sampler"] == memory["cache"] == 0 < memory["learner"]
