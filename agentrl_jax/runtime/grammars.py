@@ -33,7 +33,7 @@ class Grammars:
     def __init__(self, tokenizer: Tokenizer, *, vocab_size: int, stop_ids: Sequence[int]) -> None:
         if not available():
             raise UserError(f"constrained sampling needs llguidance: {INSTALL}")
-        import llguidance
+        import llguidance  # pyright: ignore[reportMissingImports] (an extra)
 
         self._library: Any = llguidance
         self._compiled = functools.lru_cache(maxsize=64)(self._compile)

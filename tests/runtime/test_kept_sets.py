@@ -2,6 +2,7 @@
 
 import json
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -24,7 +25,12 @@ from agentrl_jax.runtime.publish import publish
 CONFIG = llama.LlamaConfig(vocab_size=61, width=32, layers=2, heads=4, kv_heads=2, head_width=8, mlp_width=64)
 TEMPERATURE = 0.8
 SCORER = Scorer(partial(llama.hidden, CONFIG), partial(llama.unembedding, CONFIG), temperature=TEMPERATURE, chunk=32)
-CUTS = ({"top_p": 0.9}, {"top_k": 5}, {"min_p": 0.1}, {"top_k": 9, "top_p": 0.8, "min_p": 0.02})
+CUTS: tuple[dict[str, Any], ...] = (
+    {"top_p": 0.9},
+    {"top_k": 5},
+    {"min_p": 0.1},
+    {"top_k": 9, "top_p": 0.8, "min_p": 0.02},
+)
 
 
 @pytest.fixture(scope="module")
