@@ -123,8 +123,13 @@ def _primal(q: Array, k: Array, v: Array, reach: Reach, settings: _Settings) -> 
     return _forward(q, k, v, reach, settings)[0]
 
 
+# Every branch is traced on every platform; jitted, the kernels are traced once for equal shapes.
+_tiled_forward = jax.jit(tiled.forward, static_argnames="settings")
+_tiled_backward = jax.jit(tiled.backward, static_argnames="settings")
+
+
 def _forward(q: Array, k: Array, v: Array, reach: Reach, settings: _Settings) -> tuple[Array, tuple[Any, ...]]:
-    kernel = partial(tiled.forward, settings=tiled.Settings(settings.scale, settings.soft_cap))
+    kernel = partial(_tiled_forward, settings=tiled.Settings(settings.scale, settings.soft_cap))
     out, normalizers = lax.platform_dependent(
         q, k, v, reach,
         tpu=lambda q, k, v, reach: per_device(kernel, settings.row_axes, settings.head_axes)(q, k, v, *reach),
@@ -136,7 +141,7 @@ def _forward(q: Array, k: Array, v: Array, reach: Reach, settings: _Settings) ->
 def _backward(settings: _Settings, kept: tuple[Any, ...], gradient: Array) -> tuple[Array, Array, Array, None]:
     q, k, v, reach, out, normalizers = kept
     inner = jnp.sum(gradient.astype(jnp.float32) * out.astype(jnp.float32), axis=-1)
-    kernel = partial(tiled.backward, settings=tiled.Settings(settings.scale, settings.soft_cap))
+    kernel = partial(_tiled_backward, settings=tiled.Settings(settings.scale, settings.soft_cap))
 
     def tpu(q: Array, k: Array, v: Array, reach: Reach, *more: Array) -> Any:
         return per_device(kernel, settings.row_axes, settings.head_axes)(q, k, v, *reach, *more)
