@@ -199,7 +199,9 @@ def per_device(function: Any, row_axes: tuple[str, ...], head_axes: tuple[str, .
 
     def run(q: Array, k: Array, v: Array, *rest: Array | None) -> Any:
         mesh: Any = jax.typeof(q).sharding.mesh
-        automatic = {axis for axis, kind in zip(mesh.axis_names, mesh.axis_types, strict=True) if kind != AxisType.Manual}
+        automatic = {
+            axis for axis, kind in zip(mesh.axis_names, mesh.axis_types, strict=True) if kind != AxisType.Manual
+        }
         if not automatic:
             return function(q, k, v, *rest)
         dividing = lambda axes, size: _dividing({a: mesh.shape[a] for a in axes if a in automatic}, size)  # noqa: E731

@@ -1,6 +1,6 @@
 """The TPU kernels of forest attention, interpreted, against the plain-JAX reference: values and gradients."""
 
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import jax
 import jax.numpy as jnp
@@ -8,9 +8,12 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
 
 from agentrl_jax.kernels import attention
 from agentrl_jax.kernels.pallas import attention as tiled
+from benchmarks import hlo
 
 ROWS, LENGTH, GROUPS, REPEATS, WIDTH, TILE = 2, 19, 2, 2, 8, 4  # no multiple of the tile
 SCALE = 0.5
@@ -117,3 +120,59 @@ def test_extreme_scores_stay_finite_and_half_precision_keeps_its_dtype():
     out, normalizers, grads = jax.jit(lambda *x: kernels(x, attention.Reach(ends), tile=8))(*qkvg)
     assert out.dtype == jnp.bfloat16 and all(x.dtype == jnp.bfloat16 for x in grads)
     assert all(np.isfinite(np.asarray(x, np.float32)).all() for x in (out, normalizers, *grads))
+
+
+# -- where the kernels run -------------------------------------------------------------------------------------------
+
+ENDS = np.stack([grow([0] * 9 + [6] + [0] * 4 + [19] + [0] * 4)[0], grow([0] * 17 + [-1])[0]])
+
+
+def interpreted(q, k, v, ends, gradient):
+    """Both passes on each device's part, as `forest_attention` runs them on a TPU."""
+    fixed = tiled.Settings(SCALE, None, TILE, interpret=True)
+    spread = partial(attention.per_device, row_axes=("data", "fsdp"), head_axes=("tensor",))
+    out, normalizers = spread(partial(tiled.forward, settings=fixed))(q, k, v, ends, None, None)
+    inner = jnp.sum(gradient * out, axis=-1)
+    grads = spread(partial(tiled.backward, settings=fixed))(q, k, v, ends, None, None, inner, normalizers, gradient)
+    return out, normalizers, grads
+
+
+def test_on_a_mesh_every_device_attends_with_its_own_rows_and_heads():
+    mesh = Mesh(np.asarray(jax.devices()[:4]).reshape(2, 2), ("data", "tensor"))
+    split = NamedSharding(mesh, P("data", "tensor"))
+    q, k, v, gradient = (jax.device_put(x, split) for x in draw())
+    ends = jax.device_put(ENDS, NamedSharding(mesh, P("data")))
+    program = jax.jit(interpreted).lower(q, k, v, ends, gradient).compile()
+    assert hlo.collectives(program.as_text()) == []
+    found = program(q, k, v, ends, gradient)
+    assert all(x.sharding.is_equivalent_to(split, x.ndim) for x in jax.tree.leaves(found))
+    expected = reference(draw(), attention.Reach(jnp.asarray(ENDS)))
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-5), found, expected)
+
+
+def test_axes_that_do_not_divide_are_left_out():
+    assert attention._dividing({"data": 4, "fsdp": 2}, 8) == ("data", "fsdp")
+    assert attention._dividing({"data": 4, "fsdp": 2}, 4) == ("data",)
+    assert attention._dividing({"data": 4, "fsdp": 2}, 6) == ()
+
+
+def test_a_program_for_a_cpu_holds_no_kernel():
+    q, k, v, _ = (x.swapaxes(1, -2).reshape(ROWS, LENGTH, -1, WIDTH) for x in draw())
+    attend = lambda *x: attention.forest_attention(*x, jnp.asarray(ENDS), scale=SCALE)  # noqa: E731
+    text = jax.jit(jax.grad(lambda *x: jnp.sum(attend(*x)))).lower(q, k, v).as_text()
+    assert "dot_general" in text and "custom_call" not in text and "stablehlo.case" not in text
+
+
+def test_a_program_for_a_tpu_holds_the_kernels_on_a_mesh_and_inside_shard_map():
+    mesh = Mesh(np.asarray(jax.devices()[:2]), ("data",))
+    q, k, v, _ = (x.swapaxes(1, -2).reshape(ROWS, LENGTH, -1, WIDTH) for x in draw())
+    q, k, v, ends = (jax.device_put(x, NamedSharding(mesh, P("data"))) for x in (q, k, v, jnp.asarray(ENDS)))
+
+    def loss(q, k, v, ends):
+        return jnp.sum(attention.forest_attention(q, k, v, ends, scale=SCALE))
+
+    gradient = jax.grad(loss, argnums=(0, 1, 2))
+    mapped = jax.shard_map(gradient, mesh=mesh, in_specs=P("data"), out_specs=P("data"))
+    for function in (gradient, mapped):
+        text = jax.jit(function).trace(q, k, v, ends).lower(lowering_platforms=("tpu",)).as_text()
+        assert text.count("tpu_custom_call") >= 3  # outputs, queries' gradients, keys' and values'
