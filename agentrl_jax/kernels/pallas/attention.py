@@ -1,7 +1,7 @@
 """Forest attention on a TPU in tiles: scores live in vector memory only, tiles that nobody reads are not visited.
 
-The rule and the numbers are those of `kernels.attention`, which calls `forward` and `backward` when it is compiled for a
-TPU. They see the arrays of one device. Heads come first: q [B, J, R, T, C] with R = H / J, k and v [B, J, T, C].
+The rule and the numbers are those of `kernels.attention`, which calls `forward` and `backward` when it is compiled for
+a TPU. They see the arrays of one device. Heads come first: q [B, J, R, T, C] with R = H / J, k and v [B, J, T, C].
 
 Inside, tokens lie along the lanes: operands are [C, T], scores [keys, queries]. A head narrower than 128 then wastes no
 memory, a maximum over keys runs down the sublanes, and what belongs to a query is one row of lanes.
@@ -179,7 +179,7 @@ At = Callable[..., tuple[Any, Any]]
 
 
 def _specs(width: int, tile: int, at_query: At, at_key: At) -> tuple[pl.BlockSpec, pl.BlockSpec, pl.BlockSpec]:
-    """Tiles of [B, H, C, T] and [B, H, 1, T] at a query, and of [B, J, C, T] at a key. The last arguments are visits."""
+    """Tiles of [B, H, C, T] and [B, H, 1, T] at a query, of [B, J, C, T] at a key. The last arguments are visits."""
     of_query = lambda *a: (*at_query(*a[:-3]), 0, a[-3][a[0], a[2]])  # noqa: E731
     of_key = lambda *a: (*at_key(*a[:-3]), 0, a[-2][a[0], a[2]])  # noqa: E731
     block = lambda height, of: pl.BlockSpec((None, None, height, tile), of)  # noqa: E731
@@ -277,7 +277,7 @@ def _mask(reach: Any, i: Any, j: Any, tile: int) -> Array:
     reader = i * tile + lax.broadcasted_iota(jnp.int32, (1, tile), 1)
     read = j * tile + lax.broadcasted_iota(jnp.int32, (tile, 1), 0)
     mask = (read <= reader) & (reader < reach[0][...].T)
-    return mask if len(reach) == 1 else mask & (reach[1][...].T > reach[2][...])
+    return mask if len(reach) == 1 else mask & (reach[2][...] < reach[1][...].T)
 
 
 def _scores(q: Any, k: Any, settings: Settings) -> Array:
