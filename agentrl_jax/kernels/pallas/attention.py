@@ -158,8 +158,10 @@ def _visits(reach: _Reach, tile: int, *, by_key: bool) -> _Visits:
     return _Visits(jnp.asarray(queries)[order], jnp.asarray(keys)[order], counts)
 
 
-def _call(kernel: Any, visits: _Visits, *, grid: Any, in_specs: Any, out_specs: Any, scratch_shapes: Any, **rest: Any):
-    order = ("parallel", "parallel", *("arbitrary",) * (len(grid) - 2))
+def _call(
+    kernel: Any, visits: _Visits, *, grid: Any, in_specs: Any, out_specs: Any, scratch_shapes: Any, **rest: Any
+) -> Any:
+    order: Any = ("parallel", "parallel", *("arbitrary",) * (len(grid) - 2))
     spec = pltpu.PrefetchScalarGridSpec(
         num_scalar_prefetch=3, grid=grid, in_specs=in_specs, out_specs=out_specs, scratch_shapes=scratch_shapes
     )
@@ -170,9 +172,9 @@ def _call(kernel: Any, visits: _Visits, *, grid: Any, in_specs: Any, out_specs: 
 def _like(model: Array, shape: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
     """A result that varies over the mesh axes that `model` varies over."""
     kind: Any = jax.typeof(model)
-    if hasattr(kind, "vma"):
-        return jax.ShapeDtypeStruct(shape, dtype, vma=kind.vma)
-    return jax.ShapeDtypeStruct(shape, dtype, manual_axis_type=kind.manual_axis_type)
+    name = "vma" if hasattr(kind, "vma") else "manual_axis_type"  # releases differ
+    varying: dict[str, Any] = {name: getattr(kind, name)}
+    return jax.ShapeDtypeStruct(shape, dtype, **varying)
 
 
 At = Callable[..., tuple[Any, Any]]
