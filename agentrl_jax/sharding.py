@@ -58,6 +58,12 @@ def spec(logical: Sequence[str | None], rules: Rules = RULES) -> PartitionSpec:
     return PartitionSpec(*(None if name is None else rules[name] for name in logical))
 
 
+def axes_of(logical: str, rules: Rules = RULES) -> tuple[str, ...]:
+    """The mesh axes that carry a logical axis."""
+    axes = rules[logical]
+    return (axes,) if isinstance(axes, str) else axes or ()
+
+
 def shardings(mesh: Mesh, logical_tree: Any, rules: Rules = RULES) -> Any:
     """A tree of `NamedSharding` for a tree whose leaves are tuples of logical axis names."""
     return jax.tree.map(

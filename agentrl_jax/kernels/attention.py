@@ -1,4 +1,8 @@
-"""Attention over packed forest rows, in plain JAX: blocks of queries forward, recomputed backward."""
+"""Attention over packed forest rows: blocks of queries forward, recomputed backward; Pallas kernels on a TPU.
+
+Plain JAX is the reference and runs everywhere. Where a program is compiled for a TPU, `kernels.pallas.attention` takes
+its place, on each device's rows and heads.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +13,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
+from jax.sharding import AxisType, PartitionSpec
+
+from agentrl_jax.kernels.head import axes_of, vary
+from agentrl_jax.kernels.pallas import attention as tiled
 
 # A block of queries reads only the keys before its end, so blocks spare almost half of the work, and their
 # scores stay in cache. At most about 8 of them are unrolled, until the scores of one block grow too large.
@@ -19,6 +27,7 @@ _MASKED = -1e30  # finite: no row of scores and no gradient is ever NaN
 def forest_attention(
     q: Array, k: Array, v: Array, subtree_ends: Array, *, scale: float,
     positions: Array | None = None, window: Array | int | None = None, soft_cap: float | None = None,
+    row_axes: tuple[str, ...] = ("data", "fsdp"), head_axes: tuple[str, ...] = ("tensor",),
 ) -> Array:  # fmt: skip
     """Softmax attention in which a token reads exactly its ancestors and itself.
 
@@ -27,6 +36,10 @@ def forest_attention(
     or s without a soft cap. Query head h reads key head `h // (H / J)` (grouped queries). Scores and
     softmax are f32. The backward pass recomputes the probabilities from their log-normalisers, so that
     only the inputs and the output are kept between the passes, never [T, T].
+
+    On a TPU the scores never reach memory (`kernels.pallas.attention`). A kernel is opaque to the compiler's
+    partitioner, so on a mesh it runs in a `shard_map` over `row_axes` and `head_axes`, as far as the mesh has them
+    and they divide B and J; an axis named in neither repeats the work.
 
     A padding token (`subtree_ends[i] == i`) reads itself alone: its output and its gradient are
     finite, and nothing reads it.
@@ -40,6 +53,8 @@ def forest_attention(
       positions: i32[B, T] distances from the root; a window needs them.
       window: i32 scalar, at least 1, traced or not: how many positions a token reads back, itself included.
       soft_cap: bound of the scores, or None.
+      row_axes: mesh axes over which the rows are split.
+      head_axes: mesh axes over which the heads are split.
 
     Returns:
       [B, T, H, C] in the dtype of `v`.
@@ -59,8 +74,10 @@ def forest_attention(
     reach = Reach(subtree_ends) if window is None else Reach(subtree_ends, positions, jnp.asarray(window, jnp.int32))
     rows, length, heads, width = q.shape
     groups = k.shape[2]
+    axes = frozenset().union(*map(axes_of, (q, k, v, *jax.tree.leaves(reach))))
     grouped = q.reshape(rows, length, groups, heads // groups, width).transpose(0, 2, 3, 1, 4)
-    out = _attention(grouped, k.transpose(0, 2, 1, 3), v.transpose(0, 2, 1, 3), reach, scale, soft_cap)
+    arrays = (grouped, k.transpose(0, 2, 1, 3), v.transpose(0, 2, 1, 3), reach)
+    out = _attention(*jax.tree.map(lambda x: vary(x, axes), arrays), _Settings(scale, soft_cap, row_axes, head_axes))
     return jnp.transpose(out, (0, 3, 1, 2, 4)).reshape(rows, length, heads, width)
 
 
@@ -92,54 +109,124 @@ def readable(subtree_ends: Array, start: int, stop: int) -> Array:
     return ((read <= reader) & inside) | (read == reader)
 
 
+class _Settings(NamedTuple):
+    scale: float
+    soft_cap: float | None
+    row_axes: tuple[str, ...] = ()
+    head_axes: tuple[str, ...] = ()
+
+
 # Inside, heads come first: q [B, J, R, T, C] with R = H / J, k and v [B, J, T, C].
 
 
-def _primal(q: Array, k: Array, v: Array, reach: Reach, scale: float, soft_cap: float | None) -> Array:
-    return _forward(q, k, v, reach, scale, soft_cap)[0]
+def _primal(q: Array, k: Array, v: Array, reach: Reach, settings: _Settings) -> Array:
+    return _forward(q, k, v, reach, settings)[0]
 
 
-def _forward(
-    q: Array, k: Array, v: Array, reach: Reach, scale: float, soft_cap: float | None
-) -> tuple[Array, tuple[Any, ...]]:
+# Every branch is traced on every platform; jitted, the kernels are traced once for equal shapes.
+_tiled_forward = jax.jit(tiled.forward, static_argnames="settings")
+_tiled_backward = jax.jit(tiled.backward, static_argnames="settings")
+
+
+def _forward(q: Array, k: Array, v: Array, reach: Reach, settings: _Settings) -> tuple[Array, tuple[Any, ...]]:
+    kernel = partial(_tiled_forward, settings=tiled.Settings(settings.scale, settings.soft_cap))
+    out, normalizers = lax.platform_dependent(
+        q, k, v, reach,
+        tpu=lambda q, k, v, reach: per_device(kernel, settings.row_axes, settings.head_axes)(q, k, v, *reach),
+        default=partial(_plain_forward, settings=settings),
+    )  # fmt: skip
+    return out, (q, k, v, reach, out, normalizers)
+
+
+def _backward(settings: _Settings, kept: tuple[Any, ...], gradient: Array) -> tuple[Array, Array, Array, None]:
+    q, k, v, reach, out, normalizers = kept
+    inner = jnp.sum(gradient.astype(jnp.float32) * out.astype(jnp.float32), axis=-1)
+    kernel = partial(_tiled_backward, settings=tiled.Settings(settings.scale, settings.soft_cap))
+
+    def tpu(q: Array, k: Array, v: Array, reach: Reach, *more: Array) -> Any:
+        return per_device(kernel, settings.row_axes, settings.head_axes)(q, k, v, *reach, *more)
+
+    operands = (q, k, v, reach, inner, normalizers, gradient)
+    plain = partial(_plain_backward, settings=settings)
+    return *lax.platform_dependent(*operands, tpu=tpu, default=plain), None
+
+
+def _plain_forward(q: Array, k: Array, v: Array, reach: Reach, settings: _Settings) -> tuple[Array, Array]:
     outs, normalizers = [], []
     for start, stop in _blocks(q.shape[3]):
-        scores = _cap(_scores(q[..., start:stop, :], k[:, :, :stop], scale), soft_cap)
+        scores = _cap(_scores(q[..., start:stop, :], k[:, :, :stop], settings.scale), settings.soft_cap)
         scores = jnp.where(_readable(reach, start, stop)[:, None, None], scores, _MASKED)
         highest = jnp.max(scores, axis=-1, keepdims=True)
         unnormalized = jnp.exp(scores - highest)
         total = jnp.sum(unnormalized, axis=-1, keepdims=True)
         out = _mix(unnormalized.astype(v.dtype), v[:, :, :stop]) / total
         outs.append(out.astype(v.dtype))
-        normalizers.append(highest + jnp.log(total))
-    out = jnp.concatenate(outs, axis=3)
-    return out, (q, k, v, reach, out, jnp.concatenate(normalizers, axis=3))
+        normalizers.append((highest + jnp.log(total))[..., 0])
+    return jnp.concatenate(outs, axis=3), jnp.concatenate(normalizers, axis=3)
 
 
-def _backward(
-    scale: float, soft_cap: float | None, kept: tuple[Any, ...], gradient: Array
-) -> tuple[Array, Array, Array, None]:
-    q, k, v, reach, out, normalizers = kept
-    inner = jnp.sum(gradient.astype(jnp.float32) * out.astype(jnp.float32), axis=-1, keepdims=True)
-    dk, dv = jnp.zeros(k.shape, jnp.float32), jnp.zeros(v.shape, jnp.float32)
+def _plain_backward(
+    q: Array, k: Array, v: Array, reach: Reach, inner: Array, normalizers: Array, gradient: Array, settings: _Settings
+) -> tuple[Array, Array, Array]:
+    scale, soft_cap = settings.scale, settings.soft_cap
+    dk, dv = _zeros(k), _zeros(v)
     dq = []
     for start, stop in _blocks(q.shape[3]):
         queries, wanted = q[..., start:stop, :], gradient[..., start:stop, :]
         scores = _cap(_scores(queries, k[:, :, :stop], scale), soft_cap)
         mask = _readable(reach, start, stop)[:, None, None]
         # Masked before the exponential: a forbidden score may lie far above its row's log-normaliser.
-        probabilities = jnp.exp(jnp.where(mask, scores - normalizers[..., start:stop, :], _MASKED))
-        toward = _scores(wanted, v[:, :, :stop], 1.0) - inner[..., start:stop, :]
+        probabilities = jnp.exp(jnp.where(mask, scores - normalizers[..., start:stop, None], _MASKED))
+        toward = _scores(wanted, v[:, :, :stop], 1.0) - inner[..., start:stop, None]
         slope = scale if soft_cap is None else scale * (1.0 - jnp.square(scores * (1.0 / soft_cap)))
         dscores = (probabilities * toward * slope).astype(q.dtype)
         dv = dv.at[:, :, :stop].add(_pool(probabilities.astype(v.dtype), wanted))
         dk = dk.at[:, :, :stop].add(_pool(dscores, queries))
         dq.append(_mix(dscores, k[:, :, :stop]).astype(q.dtype))
-    return jnp.concatenate(dq, axis=3), dk.astype(k.dtype), dv.astype(v.dtype), None
+    return jnp.concatenate(dq, axis=3), dk.astype(k.dtype), dv.astype(v.dtype)
 
 
-_attention = jax.custom_vjp(_primal, nondiff_argnums=(4, 5))
+_attention = jax.custom_vjp(_primal, nondiff_argnums=(4,))
 _attention.defvjp(_forward, _backward)
+
+
+def per_device(function: Any, row_axes: tuple[str, ...], head_axes: tuple[str, ...]) -> Any:
+    """`function(q, k, v, subtree_ends, positions, window, *more)` on each device's rows and heads.
+
+    q and `more` are [B, J, ...], k and v too; the results likewise. The mesh is the one that q lies on; without one,
+    and inside `shard_map` or `pmap`, where every device already has its own, the function itself.
+    """
+
+    def run(q: Array, k: Array, v: Array, *rest: Array | None) -> Any:
+        mesh: Any = jax.typeof(q).sharding.mesh
+        automatic = {
+            axis for axis, kind in zip(mesh.axis_names, mesh.axis_types, strict=True) if kind != AxisType.Manual
+        }
+        if not automatic:
+            return function(q, k, v, *rest)
+        dividing = lambda axes, size: _dividing({a: mesh.shape[a] for a in axes if a in automatic}, size)  # noqa: E731
+        rows, heads = dividing(row_axes, q.shape[0]), dividing(head_axes, q.shape[1])
+        split, row = PartitionSpec(rows, heads), PartitionSpec(rows)
+        specs = (split, split, split, row, row, PartitionSpec(), *(split,) * len(rest[3:]))
+        # Unchecked, as the interpreter of kernels demands: nothing is summed over devices, nothing differentiated.
+        mapped = partial(jax.shard_map, mesh=mesh, axis_names=automatic, check_vma=False)
+        return mapped(function, in_specs=specs, out_specs=split)(q, k, v, *rest)
+
+    return run
+
+
+def _dividing(sizes: dict[str, int], whole: int) -> tuple[str, ...]:
+    """The first of the axes, as many as together divide `whole`."""
+    taken, product = [], 1
+    for axis, size in sizes.items():
+        if whole % (product * size):
+            break
+        taken, product = [*taken, axis], product * size
+    return tuple(taken)
+
+
+def _zeros(model: Array) -> Array:
+    return vary(jnp.zeros(model.shape, jnp.float32), axes_of(model))
 
 
 def _cap(scores: Array, soft_cap: float | None) -> Array:

@@ -17,6 +17,7 @@ from agentrl_jax.kernels.attention import forest_attention
 from agentrl_jax.models import layers, rotary
 from agentrl_jax.models.config import DecoderConfig, RopeScaling, layer_parameters, top_parameters
 from agentrl_jax.models.rotary import Rotation
+from agentrl_jax.sharding import axes_of
 
 __all__ = [
     "DecoderConfig", "Params", "RopeScaling", "hidden", "init", "logical_axes", "param_count", "shapes",
@@ -59,7 +60,8 @@ class Block(nn.Module):
 
         def attend(q: jax.Array, k: jax.Array, v: jax.Array) -> tuple[jax.Array, None]:
             reach: dict[str, Any] = {"positions": positions, "window": window, "soft_cap": cfg.attention_soft_cap}
-            return forest_attention(q, k, v, subtree_ends, scale=cfg.scale, **reach), None
+            axes: dict[str, Any] = {"row_axes": axes_of("rows"), "head_axes": axes_of("kv_heads")}
+            return forest_attention(q, k, v, subtree_ends, scale=cfg.scale, **reach, **axes), None
 
         return layers.layer(cfg, p, x, rotation, attend)
 
