@@ -125,7 +125,7 @@ def test_settings_that_mean_nothing(changes: dict[str, Any], words: str) -> None
 
 def test_a_server_does_not_say_what_a_cut_left() -> None:
     cut = config("http://a")
-    with pytest.raises(UserError, match="external.url: a server does not say what top_k"):
+    with pytest.raises(UserError, match=r"external\.url: a server does not say what top_k"):
         check(replace(cut, rollout=replace(cut.rollout, top_p=0.9)))
 
 
