@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 Body = Mapping[str, Any]
 Reload = Callable[[str, int], Iterable[tuple[str, Body]]]  # (directory, version) -> the POSTs (path, body), in order
 _PLACEHOLDER = -9999.0  # what vLLM sends where it computed no log-prob
+# Said aloud: what is left out a server may take from the model's generation_config.json, which often cuts.
+_WHOLE = {"top_k": -1, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0}
 
 
 class Asked(NamedTuple):
@@ -48,7 +50,7 @@ class Dialect:
 def _ask_generate(asked: Asked) -> tuple[str, Body]:
     sampling = {
         "max_tokens": asked.max_tokens, "temperature": asked.temperature, "seed": asked.seed, "logprobs": 1,
-        "stop_token_ids": list(asked.stop_ids), "skip_special_tokens": False,
+        "stop_token_ids": list(asked.stop_ids), "skip_special_tokens": False, **_WHOLE,
     }  # fmt: skip
     return "/inference/v1/generate", _named(asked, {"token_ids": list(asked.ids), "sampling_params": sampling})
 
@@ -67,7 +69,7 @@ def _ask_completions(asked: Asked) -> tuple[str, Body]:
     body = {
         "prompt": list(asked.ids), "max_tokens": asked.max_tokens, "temperature": asked.temperature,
         "seed": asked.seed, "logprobs": 1, "stop_token_ids": list(asked.stop_ids), "skip_special_tokens": False,
-        "return_token_ids": True, "return_tokens_as_token_ids": True,
+        "return_token_ids": True, "return_tokens_as_token_ids": True, **_WHOLE,
     }  # fmt: skip
     return "/v1/completions", _named(asked, body)
 
@@ -86,6 +88,7 @@ def _ask_sglang(asked: Asked) -> tuple[str, Body]:
     sampling = {
         "max_new_tokens": asked.max_tokens, "temperature": asked.temperature, "sampling_seed": asked.seed % 2**31,
         "stop_token_ids": list(asked.stop_ids), "skip_special_tokens": False, "no_stop_trim": True,
+        **_WHOLE,
     }  # fmt: skip
     return "/generate", {"input_ids": list(asked.ids), "sampling_params": sampling, "return_logprob": True}
 

@@ -337,3 +337,10 @@ def test_seeds_fit_and_differ():
     assert len(seeds) == 2500 and all(0 <= seed < 2**62 for seed in seeds)
     path, body = GENERATE.ask(Asked(None, (1,), 1, 1.0, max(seeds), ()))
     assert "model" not in body and path == "/inference/v1/generate"
+
+
+@pytest.mark.parametrize("dialect", [GENERATE, COMPLETIONS, SGLANG], ids=lambda d: d.name)
+def test_a_request_asks_for_the_whole_vocabulary_whatever_the_servers_defaults(dialect):
+    _, body = dialect.ask(Asked(None, (1,), 1, 1.0, 7, ()))
+    said = {**body, **body.get("sampling_params", {})}
+    assert (said["top_k"], said["top_p"], said["min_p"], said["repetition_penalty"]) == (-1, 1.0, 0.0, 1.0)
