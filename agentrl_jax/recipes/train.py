@@ -231,6 +231,8 @@ def evaluate_run(config: RunConfig, directory: Path) -> dict[str, Any]:
     if not any((directory / "checkpoints").glob("[0-9]*")):
         raise UserError(f"{directory}: no checkpoint to evaluate yet; let the run reach one (checkpoints.every)")
     with ExitStack() as stack:
+        if config.external.url is not None:  # a run at work would go on with what is published here
+            stack.enter_context(claimed(directory))
         interrupts = stack.enter_context(Interrupts())
         run = open_run(config, suite, policy, directory, stack, interrupts, resume=False, quiet=True, evaluating=True)
         latest = run.checkpoints.latest()

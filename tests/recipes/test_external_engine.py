@@ -20,10 +20,11 @@ from agentrl_jax.recipes import evaluate as evaluation
 from agentrl_jax.recipes import policy as policies
 from agentrl_jax.recipes.checks import check
 from agentrl_jax.recipes.config import External, RunConfig
+from agentrl_jax.recipes.directory import claimed
 from agentrl_jax.recipes.dry_run import dry_run
 from agentrl_jax.recipes.rl import rl
 from agentrl_jax.recipes.serve import EngineSize, Served, open_service
-from agentrl_jax.recipes.train import open_run, resolve, train
+from agentrl_jax.recipes.train import evaluate_run, open_run, resolve, train
 from agentrl_jax.runtime import pretrained
 from agentrl_jax.runtime.checkpoint import Checkpoints
 from agentrl_jax.runtime.interrupts import Interrupts
@@ -132,3 +133,9 @@ def test_a_server_does_not_say_what_a_cut_left() -> None:
 def test_a_dry_run_counts_no_sampler() -> None:
     memory = dry_run(config("http://nowhere"))["estimated_memory_bytes"]
     assert memory["sampler"] == memory["cache"] == 0 < memory["learner"]
+
+
+def test_an_evaluation_publishes_nothing_to_the_server_of_a_run_at_work(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints" / "1").mkdir(parents=True)
+    with claimed(tmp_path), pytest.raises(UserError, match="a run is at work here"):
+        evaluate_run(config("http://127.0.0.1:9"), tmp_path)
