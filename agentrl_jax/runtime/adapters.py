@@ -56,6 +56,9 @@ def load(directory: str | Path, config: LlamaConfig) -> tuple[Lora, Any]:
     for field, expected in _PLAIN.items():
         if raw.get(field, expected) != expected:
             raise UserError(f"{path}: {field} is {raw[field]!r}, expected {expected!r}")
+    for field in ("rank_pattern", "alpha_pattern"):  # ranks and scales of single projections
+        if raw.get(field):
+            raise UserError(f"{path}: {field} is {raw[field]!r}, expected one rank and one alpha for all projections")
     if not isinstance(raw.get("r"), int) or not isinstance(raw.get("lora_alpha"), int | float):
         raise UserError(f"{path}: lacks r or lora_alpha as numbers; download the file again")
     stored = tensor_files.header(directory / WEIGHTS)

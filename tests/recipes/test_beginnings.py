@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import json
 import shutil
 import sys
 from functools import partial
@@ -92,6 +93,14 @@ def test_adapters_of_another_kind_are_one_line(base: Path, lora: Lora | None, ad
     with pytest.raises(UserError, match=words) as caught:
         policies.describe(config, config.environment.load())
     assert "\n" not in str(caught.value)
+
+
+def test_scales_of_single_projections_are_refused(base: Path, tmp_path: Path) -> None:
+    config = tmp_path / "adapter" / adapters.CONFIG
+    shutil.copytree(base / "adapter", config.parent)
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"alpha_pattern": {"q_proj": 64}}))
+    with pytest.raises(UserError, match="alpha_pattern is {'q_proj': 64}, expected one rank and one alpha"):
+        adapters.load(config.parent, MODEL)
 
 
 # -- another run -----------------------------------------------------------------------------------------------------
