@@ -52,7 +52,8 @@ def closed(schema: Any) -> Any:
         found["properties"] = {name: closed(part) for name, part in schema["properties"].items()}
     if "items" in schema:
         found["items"] = closed(schema["items"])
-    if "properties" in schema or schema.get("type") == "object":
+    kinds = schema.get("type", ())
+    if "properties" in schema or "object" in ((kinds,) if isinstance(kinds, str) else kinds):
         found["additionalProperties"] = closed(schema.get("additionalProperties", False))
     return found
 

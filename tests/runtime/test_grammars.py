@@ -163,6 +163,7 @@ def test_a_closed_schema_refuses_what_it_does_not_name():
     inner = {"type": "object", "properties": {"a": {"type": "string"}}}
     assert closed({"items": inner})["items"]["additionalProperties"] is False
     assert closed({**inner, "additionalProperties": inner})["additionalProperties"]["additionalProperties"] is False
+    assert closed({"type": ["object", "null"]})["additionalProperties"] is False
     assert closed({}) == {} and closed({"type": "object"}) == {"type": "object", "additionalProperties": False}
 
 
