@@ -91,7 +91,7 @@ class ExternalSampler:
         self._held: dict[int, tuple[int, ...]] = {}  # by slot: the tokens of its context so far
         self._pending: dict[int, concurrent.futures.Future[Sample]] = {}
         self._server = _Server(
-            url.rstrip("/"), api_key, connections=slots + 1, deadline_s=deadline_s, attempts=attempts
+            url.rstrip("/").removesuffix("/v1"), api_key, connections=slots + 1, deadline_s=deadline_s, attempts=attempts
         )
 
     def __enter__(self) -> ExternalSampler:

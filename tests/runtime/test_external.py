@@ -344,3 +344,9 @@ def test_a_request_asks_for_the_whole_vocabulary_whatever_the_servers_defaults(d
     _, body = dialect.ask(Asked(None, (1,), 1, 1.0, 7, ()))
     said = {**body, **body.get("sampling_params", {})}
     assert (said["top_k"], said["top_p"], said["min_p"], said["repetition_penalty"]) == (-1, 1.0, 0.0, 1.0)
+
+
+def test_an_address_as_openais_clients_have_it_will_do():
+    for given in ("http://127.0.0.1:9", "http://127.0.0.1:9/", "http://127.0.0.1:9/v1", "http://127.0.0.1:9/v1/"):
+        with ExternalSampler(given, slots=1, context=8, stop_ids=(1,)) as sampler:
+            assert sampler._server.url == "http://127.0.0.1:9"
