@@ -77,8 +77,9 @@ def source_of(directory: Path) -> Source:
 
 
 def is_run(directory: Path) -> bool:
-    """Whether this is a run directory: a Hugging Face one holds neither of the two."""
-    return (directory / "overrides.json").is_file() or (directory / "checkpoints").is_dir()
+    """Whether this is a run directory. A model's may hold `checkpoints` of whoever trained it, beside its tokenizer."""
+    checkpointed = (directory / "checkpoints").is_dir() and not (directory / "tokenizer.json").is_file()
+    return (directory / "overrides.json").is_file() or checkpointed
 
 
 def began_from(directory: Path) -> str | None:

@@ -153,3 +153,9 @@ def test_a_run_begins_from_the_newest_checkpoint_of_another(tmp_path: Path, monk
     equal(policies.initial_params(again, policy, PLACE), newer)
     with pytest.raises(UserError, match=r"policy.path=runs/first: a run; give what `agentrl export runs/first DST`"):
         policies.pretrained_directory(PretrainedPolicy(path="runs/first"))
+
+
+def test_a_model_beside_checkpoints_of_its_maker_is_no_run(base: Path, tmp_path: Path) -> None:
+    shutil.copytree(base / "model", tmp_path / "model")
+    (tmp_path / "model" / "checkpoints").mkdir()
+    assert policies.pretrained_directory(PretrainedPolicy(path=str(tmp_path / "model"))) == tmp_path / "model"
