@@ -90,9 +90,8 @@ class ExternalSampler:
         self._export, self._reload, self._reload_deadline_s = export, reload or reload_ours, reload_deadline_s
         self._held: dict[int, tuple[int, ...]] = {}  # by slot: the tokens of its context so far
         self._pending: dict[int, concurrent.futures.Future[Sample]] = {}
-        self._server = _Server(
-            url.rstrip("/").removesuffix("/v1"), api_key, connections=slots + 1, deadline_s=deadline_s, attempts=attempts
-        )
+        address = url.rstrip("/").removesuffix("/v1")
+        self._server = _Server(address, api_key, connections=slots + 1, deadline_s=deadline_s, attempts=attempts)
 
     def __enter__(self) -> ExternalSampler:
         return self

@@ -99,7 +99,7 @@ def test_scales_of_single_projections_are_refused(base: Path, tmp_path: Path) ->
     config = tmp_path / "adapter" / adapters.CONFIG
     shutil.copytree(base / "adapter", config.parent)
     config.write_text(json.dumps(json.loads(config.read_text()) | {"alpha_pattern": {"q_proj": 64}}))
-    with pytest.raises(UserError, match="alpha_pattern is {'q_proj': 64}, expected one rank and one alpha"):
+    with pytest.raises(UserError, match=r"alpha_pattern is \{'q_proj': 64\}, expected one rank and one alpha"):
         adapters.load(config.parent, MODEL)
 
 
