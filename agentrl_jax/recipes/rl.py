@@ -119,6 +119,11 @@ def roll_out(run: Run, loop: Loop, plans: list[EpisodePlan]) -> list[list[Trajec
         for trajectory in run.collect(plans, temperature=r.temperature, cut=r.cut):
             buffer.add(trajectory)
     groups = buffer.pop(loop.tasks, version=run.version, max_lag=0)
+    if len(groups) < loop.tasks:  # the engine here cannot do that; a server can
+        raise UserError(
+            f"{loop.tasks - len(groups)} of {loop.tasks} groups were sampled by older params than those published: was "
+            "the inference server restarted meanwhile? --resume publishes anew"
+        )
     refuse_broken([t for group in groups for t in group], r.max_failure_fraction)
     return groups
 

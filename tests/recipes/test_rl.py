@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any
 
 import fake_suites
 import jax
@@ -24,7 +27,7 @@ from agentrl_jax.protocol import (
     ToolCall,
     Verdict,
 )
-from agentrl_jax.recipes.config import Loop
+from agentrl_jax.recipes.config import Loop, Rollout
 from agentrl_jax.recipes.rl import (
     Outcomes,
     is_constant,
@@ -32,6 +35,7 @@ from agentrl_jax.recipes.rl import (
     plan_step,
     read_outcomes,
     refuse_wrong,
+    roll_out,
     step_figures,
 )
 from agentrl_jax.rl.algorithms import dapo, grpo
@@ -182,3 +186,14 @@ def test_p21_hanging_is_no_way_out(renderer: ChatRenderer) -> None:
     chances.append(float(jax.nn.softmax(logits)[2]))
     assert chances[-1] < chances[0] and all(b <= a + 1e-6 for a, b in pairwise(chances))
     assert figures["stops"].get("timeout", 0) == int((arms == 2).sum())
+
+
+def test_a_server_that_goes_back_to_older_params_stops_the_run():
+    collected: Any = lambda plans, **_: ()  # noqa: E731
+    run: Any = SimpleNamespace(
+        buffer=SimpleNamespace(pop=lambda n, version, max_lag: []), version=3, collect=collected,
+        config=SimpleNamespace(rollout=Rollout()), clock=SimpleNamespace(phase=lambda name: nullcontext()),
+    )  # fmt: skip
+    loop: Any = SimpleNamespace(tasks=2)
+    with pytest.raises(UserError, match="2 of 2 groups were sampled by older params"):
+        roll_out(run, loop, [])
