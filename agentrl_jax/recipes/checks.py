@@ -155,6 +155,8 @@ def _check_rollout(config: RunConfig) -> None:
         f"rollout.max_turn_tokens={r.max_turn_tokens} must be below rollout.context={r.context}",
     )
     _check_cut("rollout", r.cut)
+    for name, value in (("top_k", r.top_k), ("min_p", r.min_p)):
+        _require(value != 1, f"rollout.{name}={value} leaves one token to draw, and nothing to learn from")
     if r.constrain != "nothing":
         _check_constrained(config)
     _check_cut("evaluation", e.cut)

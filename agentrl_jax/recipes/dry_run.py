@@ -11,7 +11,7 @@ from agentrl_jax.kernels.kept import words
 from agentrl_jax.models import llama
 from agentrl_jax.recipes import policy as policies
 from agentrl_jax.recipes.checks import check, check_environment
-from agentrl_jax.recipes.config import RunConfig, stage_name
+from agentrl_jax.recipes.config import PretrainedPolicy, RunConfig, stage_name
 
 _BYTES = 4  # f32 parameters, gradients, optimizer moments and logits
 
@@ -67,7 +67,9 @@ def estimated_memory(config: RunConfig, model: llama.LlamaConfig, parameters: in
     )
     logits = 2 * config.logprob_chunk * model.vocab_size * _BYTES
     loop = config.loop
-    columns = 0 if loop is None or not r.records else loop.tasks * loop.group * loop.width
+    again = isinstance(config.policy, PretrainedPolicy) and config.policy.history == "template"
+    segments = r.max_segments if again else 1
+    columns = 0 if loop is None or not r.records else loop.tasks * loop.group * segments * loop.width
     parts = {
         "learner": (parameters + 3 * trained) * _BYTES,
         "sampler": parameters * computed * here,

@@ -22,7 +22,8 @@ _QUOTED = re.compile(r'"((?:[^"\\]|\\\s*["\\])*)"')
 _ESCAPE = re.compile(r'\\\s*(["\\])')
 _BARE = re.compile(r"(.*?)(?=\s+[A-Za-z_]\w*\s*=|\s*$)", re.DOTALL)
 _PLAIN_VALUE = re.compile(r"-?[\w#][\w.\-:@]*")
-_BLOCK = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
+# Up to the first closing tag that is not inside a JSON string: an argument may hold the tag's text.
+BLOCK = re.compile(r'<tool_call>((?:[^"]|"(?:[^"\\]|\\.)*")*?)</tool_call>', re.DOTALL)
 
 
 class CallFormat(Protocol):
@@ -121,8 +122,8 @@ class JsonCalls:
         return f"<tool_call>{self.gap}{body}{self.gap}</tool_call>"
 
     def parse(self, text: str, tools: Mapping[str, Tool]) -> Action:
-        blocks = _BLOCK.findall(text)
-        if "<tool_call>" in _BLOCK.sub("", text):
+        blocks = BLOCK.findall(text)
+        if "<tool_call>" in BLOCK.sub("", text):
             return Action(text=text, error="a <tool_call> is not closed by </tool_call>")
         return _read_calls(text, (_json(block) for block in blocks), "arguments", tools)
 

@@ -134,6 +134,8 @@ class ExternalSampler:
         try:
             answer = self._server.start(self._server.get("/v1/models", _CONNECT_S)).result()
         except _Failed as error:
+            if any(f"HTTP {code}" in str(error) for code in (401, 403)):
+                raise UserError(f"{url}: the server asks for a key ({error}); set AGENTRL_API_KEY") from error
             raise UserError(f"{url}: no inference server to sample from ({error}); start one there") from error
         cards = answer.get("data") if isinstance(answer, dict) else None
         cards = [card for card in cards if isinstance(card, dict)] if isinstance(cards, list) else []

@@ -40,6 +40,7 @@ WRONG: dict[str, tuple[Callable[[RunConfig], RunConfig], str]] = {
     "idle workers": (with_("rollout", workers=65), "rollout.workers=65 exceeds"),
     "no temperature": (with_("rollout", temperature=0.0), "rollout.temperature=0.0"),
     "a negative top_k": (with_("rollout", top_k=-1), "rollout.top_k=-1: expected 0 (off) or more"),
+    "one token to draw": (with_("rollout", top_k=1), "rollout.top_k=1 leaves one token to draw, and nothing to learn"),
     "nothing to draw from": (with_("rollout", top_p=0.0), "rollout.top_p=0.0: expected above 0"),
     "a share of the peak above one": (with_("evaluation", min_p=1.5), "evaluation.min_p=1.5: expected from 0"),
     "a cut of a greedy evaluation": (with_("evaluation", temperature=0.0, top_p=0.9), "no effect at evaluation.temp"),

@@ -169,6 +169,17 @@ def test_json_errors_name_what_is_wrong(text, words):
     assert not action.calls and words in str(action.error)
 
 
+def test_an_argument_may_hold_the_text_of_a_tag():
+    tools = {
+        "say": Tool(
+            name="say", description="", parameters={"type": "object", "properties": {"what": {"type": "string"}}}
+        )
+    }
+    call = ToolCall(name="say", arguments={"what": 'a "</tool_call>" and a <tool_call> \\'})
+    found = JSON.parse(JSON.write(call) + JSON.write(call), tools)
+    assert found.calls == (call, call) and not found.error
+
+
 def test_p06_text_and_every_call_of_a_turn_are_kept():
     pay = '<tool_call>{"name": "pay", "arguments": {"order": 1}}</tool_call>'
     text = 'plan <tool_call>{"name": "look"}</tool_call> ' + pay

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from agentrl_jax.protocol import Message, Role, Tool, ToolCall
+from agentrl_jax.rollout.calls import BLOCK
 from agentrl_jax.rollout.renderers import ChatRenderer
 from agentrl_jax.rollout.template_renderer import TemplateRenderer
 from agentrl_jax.runtime.serve.fields import Body, Refusal, given, refuse, token_ids
@@ -16,7 +16,6 @@ from agentrl_jax.runtime.serve.fields import Body, Refusal, given, refuse, token
 _ROLES: Mapping[str, Role] = {
     "system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool",
 }  # fmt: skip
-_BLOCK = re.compile(r"<tool_call>.*?</tool_call>", re.DOTALL)
 
 
 class Prompt(NamedTuple):
@@ -79,7 +78,7 @@ class Chat:
         action = self.renderer.calls.parse(said, tools) if tools else None
         if action is not None and action.calls:
             reasoning = text[: len(text) - len(said)]
-            around = _BLOCK.sub("", said).strip() if _BLOCK.search(said) else ""
+            around = BLOCK.sub("", said).strip() if BLOCK.search(said) else ""
             answer["content"] = reasoning + around or None
             answer["tool_calls"] = [_call(call, f"call_{index}") for index, call in enumerate(action.calls)]
         return answer
