@@ -59,6 +59,6 @@ def test_retail_runs_through_every_stage(tmp_path: Path) -> None:
 @pytest.mark.timeout(1600)
 def test_workflow_runs_through_every_stage(tmp_path: Path) -> None:
     model_or_skip()
-    changes = ("sft.check_every=2", "sft.check_episodes=2", "sft.demonstrations.0.count=8", "loop.warmup=1")
+    changes = ("sft.check_every=2", "sft.check_episodes=2", "sft.demonstrations.0.count=8", "loop.warmup=0")
     summary = train("workflow_smollm2.py", tmp_path, *changes)
     assert summary["optimizer_steps"] == 3
