@@ -49,8 +49,8 @@ def token_budget(config: RunConfig) -> dict[str, int]:
 
 
 def estimated_memory(config: RunConfig, model: llama.LlamaConfig, parameters: int, trained: int) -> dict[str, int]:
-    """Bytes that live together: params, gradients and two moments of what is trained, the sampler's copy and cache,
-    activations. The last four are in the compute dtype, but for logits."""
+    """Bytes that live together: params, gradients and two moments of what is trained; the sampler's copy and cache,
+    and activations, in the compute dtype; logits; and kept sets, a bit for each token of the vocabulary."""
     r, computed = config.rollout, jnp.dtype(model.compute_dtype).itemsize
     here = config.external.url is None  # else the sampler lives on a server
     cache = 2 * model.layers * r.slots * r.context * model.kv_heads * model.head_width * computed
