@@ -232,6 +232,7 @@ class Suite:
     `verify(task, initial, actions, final)` measures an episode from the two states and what was done.
     `solve(task)` is the reference solution, a turn per item; a `str` item is said verbatim.
     `demonstrate(task, seed)` is a fallible teacher's: errors and recoveries among the turns.
+    `attacks(task)` are scripts that try to be scored without solving the task; none may succeed.
     """
 
     spec: EnvironmentSpec
@@ -241,6 +242,7 @@ class Suite:
     verifier_version: str
     solve: Callable[[Task], Sequence[ToolCall | str]] | None = None
     demonstrate: Callable[[Task, int], Sequence[ToolCall | str]] | None = None
+    attacks: Callable[[Task], Mapping[str, Sequence[ToolCall | str]]] | None = None  # by the attack's name
     vocabulary: Callable[[], Sequence[str]] | None = None  # texts that show every word the environment uses
     handles: Callable[[], Sequence[str]] | None = None  # words that only name records: any may stand for any
     drills: Callable[[int, int], Sequence[tuple[str, str]]] | None = None  # (count, seed) -> (request, right answer)

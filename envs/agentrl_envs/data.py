@@ -1,13 +1,13 @@
-"""The catalogue of data sets: where each comes from, under which licence, and how it is verified.
+"""Data sets: where each comes from, under which licence, and how it is verified. The sets themselves: `sets/`.
 
 A set is looked for in `AGENTRL_DATA/<name>`, then in the user's cache, then fetched from its origin at a fixed commit,
 converted and put into the cache. Each file is verified by the sha256 of its content in canonical form (JSON with
-sorted keys, lists of tasks line by line), so that neither compression nor layout matters.
+sorted keys, lists line by line, text as it is, anything else byte by byte), so that neither compression nor layout
+matters.
 """
 
 from __future__ import annotations
 
-import ast
 import gzip
 import hashlib
 import json
@@ -24,6 +24,7 @@ from typing import Any
 from agentrl_jax.protocol import data_dir
 
 TIMEOUT_S = 60.0
+TEXT = (".md", ".txt", ".mm", ".jsonnet")  # read as text; JSON by name; whatever else is bytes
 
 
 class DataError(RuntimeError):
@@ -32,10 +33,12 @@ class DataError(RuntimeError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class File:
-    """One file of a set: its path at the origin, and the sha256 of its canonical content."""
+    """One file of a set: the sha256 of its canonical content, its path at the origin, and how the origin's bytes
+    become that content (by default they are it). `origin` None: nothing there can be fetched as one file."""
 
-    origin: str
     sha256: str
+    origin: str | None
+    convert: Callable[[bytes], Any] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,60 +53,19 @@ class DataSet:
         return f"https://raw.githubusercontent.com/{self.repository}/{self.commit}/{self.files[file].origin}"
 
 
-_RETAIL = "tau_bench/envs/retail"
-CATALOGUE: dict[str, DataSet] = {
-    "retail": DataSet(
-        name="retail",
-        repository="sierra-research/tau-bench",
-        commit="59a200c6d575d595120f1cb70fea53cef0632f6b",
-        licence="MIT",
-        files={
-            "users.json.gz": File(
-                origin=f"{_RETAIL}/data/users.json",
-                sha256="c712a9b61256070e5c0dc676645b93d6f5ec2dc8a80182fab312d9de51cd0582",
-            ),
-            "orders.json.gz": File(
-                origin=f"{_RETAIL}/data/orders.json",
-                sha256="db372c34a4226c830305cb78feefbeaf79897de300f67db4c0b8214e205d194b",
-            ),
-            "products.json.gz": File(
-                origin=f"{_RETAIL}/data/products.json",
-                sha256="b739a976c91e39561b40e7064f8f65572978e7cbb5a72a5bf0f2bedfa6f584dc",
-            ),
-            "tasks_train.jsonl.gz": File(
-                origin=f"{_RETAIL}/tasks_train.py",
-                sha256="686d30de0363417187dc49a184c03843b1c2447767645bfb2f86fff9cb9abf4a",
-            ),
-            "tasks_dev.jsonl.gz": File(
-                origin=f"{_RETAIL}/tasks_dev.py",
-                sha256="add1f9bdd45e378c6550409843316ab63b1ca52459875719475b1ae3e13247ea",
-            ),
-            "tasks_test.jsonl.gz": File(
-                origin=f"{_RETAIL}/tasks_test.py",
-                sha256="d91fd69a5fd65f36551dcc8a677d7f56ad71c3c1b5ba0594572f9b9b67c818ae",
-            ),
-            "policy.md": File(
-                origin=f"{_RETAIL}/wiki.md", sha256="2a064144f4a76e7b2aa205216724361729185b39ab04acea15e7ecb0737cc2bb"
-            ),
-        },
-    )
-}
-
-
-def locate(name: str) -> Path | None:
+def locate(entry: DataSet) -> Path | None:
     """The folder that holds the set, from `AGENTRL_DATA` or the cache, or None. Never downloads."""
     given = data_dir()
-    places = [Path(given) / name] if given else []
-    for place in (*places, _cache() / name):
-        if all((place / file).is_file() for file in CATALOGUE[name].files):
+    places = [Path(given) / entry.name] if given else []
+    for place in (*places, _cache() / entry.name):
+        if all((place / file).is_file() for file in entry.files):
             return place
     return None
 
 
-def load(name: str) -> dict[str, Any]:
-    """The set's files by name, parsed and verified: JSON values, lists of tasks, texts. Downloads what is missing."""
-    entry = CATALOGUE[name]
-    place = locate(name) or _download(entry)
+def load(entry: DataSet) -> dict[str, Any]:
+    """The set's files by name, parsed and verified: JSON values, lists, texts, bytes. Downloads what is missing."""
+    place = locate(entry) or _download(entry)
     return {file: _verified(entry, file, _read(place / file)) for file in entry.files}
 
 
@@ -114,16 +76,25 @@ def _cache() -> Path:
 def _read(path: Path) -> Any:
     try:
         raw = path.read_bytes()
-        text = (gzip.decompress(raw) if path.suffix == ".gz" else raw).decode()
-        if ".jsonl" in path.name:
-            return [json.loads(line) for line in text.splitlines() if line]
-        return json.loads(text) if ".json" in path.name else text.strip()
+        return parse(path.name, gzip.decompress(raw) if path.suffix == ".gz" else raw)
     except (OSError, ValueError, EOFError) as error:
         raise DataError(f"{path} cannot be read ({error}); delete it, or set AGENTRL_DATA to a good copy") from error
 
 
+def parse(name: str, raw: bytes) -> Any:
+    """The content of a file by the end of its name: JSON lines, JSON, text (without blank ends) or bytes."""
+    plain = name.removesuffix(".gz")
+    if plain.endswith(".jsonl"):
+        return [json.loads(line) for line in raw.decode().splitlines() if line]
+    if plain.endswith(".json"):
+        return json.loads(raw)
+    return raw.decode().strip() if plain.endswith(TEXT) else raw
+
+
 def canonical(value: Any) -> bytes:
     """The bytes that a sha256 of the catalogue is taken over."""
+    if isinstance(value, bytes):
+        return value
     if isinstance(value, str):
         return value.encode()
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
@@ -147,49 +118,25 @@ def _fetch(url: str) -> bytes:
 def _download(entry: DataSet, fetch: Callable[[str], bytes] = _fetch) -> Path:
     """Fetches, converts and verifies every file, then moves the whole folder into the cache at once."""
     target = _cache() / entry.name
+    wanted = f"set AGENTRL_DATA to a folder that holds {entry.name}/ with {', '.join(entry.files)}"
+    made_elsewhere = [name for name, file in entry.files.items() if file.origin is None]
+    if made_elsewhere:
+        raise DataError(f"data set {entry.name!r} is not here, and {made_elsewhere[0]} cannot be fetched; {wanted}")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=target.parent) as temporary:
             made = Path(temporary) / entry.name
-            made.mkdir()
-            for file in entry.files:
-                value = _verified(entry, file, _convert(file, fetch(entry.url(file)).decode()))
+            for file, source in entry.files.items():
+                convert = source.convert or (lambda raw, file=file: parse(file, raw))
+                value = _verified(entry, file, convert(fetch(entry.url(file))))
                 rows = value if ".jsonl" in file else [value]
                 body = b"\n".join(canonical(row) for row in rows)
+                (made / file).parent.mkdir(parents=True, exist_ok=True)
                 (made / file).write_bytes(gzip.compress(body, mtime=0) if file.endswith(".gz") else body)
             shutil.rmtree(target, ignore_errors=True)
             made.rename(target)
     except (OSError, urllib.error.URLError) as error:
         raise DataError(
-            f"data set {entry.name!r} is not here and cannot be fetched from {entry.repository} ({error}); "
-            f"set AGENTRL_DATA to a folder that holds {entry.name}/ with {', '.join(entry.files)}"
+            f"data set {entry.name!r} is not here and cannot be fetched from {entry.repository} ({error}); {wanted}"
         ) from error
     return target
-
-
-def _convert(file: str, text: str) -> Any:
-    """A file of the origin in our form; tasks are read from Python source without running it."""
-    if ".jsonl" in file:
-        return tasks_of(text, file.removeprefix("tasks_").partition(".")[0])
-    return json.loads(text) if ".json" in file else text.strip()
-
-
-def tasks_of(source: str, split: str) -> list[dict[str, Any]]:
-    """The `Task(...)` calls of a list in Python source, as records with an id."""
-    calls = [node for node in ast.walk(ast.parse(source)) if _is_call(node, "Task")]
-    return [{"id": f"{split}-{i}", **_record(node)} for i, node in enumerate(calls)]
-
-
-def _is_call(node: ast.AST, name: str) -> bool:
-    return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == name
-
-
-def _record(node: ast.AST) -> dict[str, Any]:
-    assert isinstance(node, ast.Call)
-    return {str(word.arg): _value(word.value) for word in node.keywords}
-
-
-def _value(node: ast.expr) -> Any:
-    if isinstance(node, ast.List):
-        return [_record(item) if _is_call(item, "Action") else _value(item) for item in node.elts]
-    return ast.literal_eval(node)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from agentrl_envs import data
+from agentrl_envs.sets.retail import RETAIL
 
 from agentrl_jax.errors import UserError
 from agentrl_jax.runtime import model_store
@@ -48,7 +49,7 @@ def train(config: str, home: Path, *overrides: str) -> dict:
 @pytest.mark.timeout(1600)
 def test_retail_runs_through_every_stage(tmp_path: Path) -> None:
     model_or_skip()
-    if data.locate("retail") is None:
+    if data.locate(RETAIL) is None:
         pytest.skip("the data set 'retail' is not here: set AGENTRL_DATA to the folder that holds it")
     summary = train("retail_smollm2.py", tmp_path, "sft.demonstrations.0.count=8", "rollout.max_turn_tokens=48")
     assert {"success_before", "success_after_sft", "success_after_rl"} <= set(summary)

@@ -7,11 +7,12 @@ import json
 
 import pytest
 from agentrl_envs import data, retail
+from agentrl_envs.sets.retail import RETAIL
 
 from agentrl_jax.protocol import Action, Environment, Status, ToolCall
 
 needs_data = pytest.mark.skipif(
-    data.locate("retail") is None, reason="data set 'retail' is absent: set AGENTRL_DATA to the folder that holds it"
+    data.locate(RETAIL) is None, reason="data set 'retail' is absent: set AGENTRL_DATA to the folder that holds it"
 )
 SIZES = {"train": 500, "validation": 20, "heldout": 115}
 
@@ -109,7 +110,7 @@ def test_a_missing_data_set_is_an_error_that_names_the_variable(monkeypatch, tmp
         raise OSError("no route")
 
     with pytest.raises(data.DataError, match="set AGENTRL_DATA to a folder that holds retail/"):
-        data._download(data.CATALOGUE["retail"], offline)
+        data._download(RETAIL, offline)
     assert not list((tmp_path / "agentrl" / "data").iterdir())
 
 
@@ -117,16 +118,16 @@ def test_a_download_that_is_not_what_it_should_be_is_refused(monkeypatch, tmp_pa
     monkeypatch.delenv("AGENTRL_DATA", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     with pytest.raises(data.DataError, match=r"users.json.gz is not the file of sierra-research/tau-bench"):
-        data._download(data.CATALOGUE["retail"], lambda url: b"{}")
-    assert data.locate("retail") is None
+        data._download(RETAIL, lambda url: b"{}")
+    assert data.locate(RETAIL) is None
 
 
 @needs_data
 def test_a_download_in_the_form_of_the_origin_ends_up_in_the_cache(monkeypatch, tmp_path):
-    files = data.load("retail")
+    files = data.load(RETAIL)
     monkeypatch.delenv("AGENTRL_DATA", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    entry = data.CATALOGUE["retail"]
+    entry = RETAIL
 
     def origin(url):
         name = next(name for name in files if entry.url(name) == url)
@@ -135,8 +136,8 @@ def test_a_download_in_the_form_of_the_origin_ends_up_in_the_cache(monkeypatch, 
         return python_source(files[name]).encode()
 
     data._download(entry, origin)
-    assert data.locate("retail") == tmp_path / "agentrl" / "data" / "retail"
-    assert data.load("retail") == files
+    assert data.locate(RETAIL) == tmp_path / "agentrl" / "data" / "retail"
+    assert data.load(RETAIL) == files
 
 
 def python_source(tasks):

@@ -14,6 +14,7 @@ from typing import Any
 from agentrl_jax.protocol import Budget, EnvironmentSpec, Suite, Task, ToolCall
 
 from .. import data
+from ..sets.retail import RETAIL
 from . import service, tools, verifier
 from .env import RetailEnvironment
 
@@ -61,7 +62,7 @@ SHORT = (
 
 @cache
 def _files() -> dict[str, Any]:
-    return data.load("retail")
+    return data.load(RETAIL)
 
 
 def _tasks(files: dict[str, Any], max_actions: int, split: str, count: int, seed: int) -> tuple[Task, ...]:
