@@ -210,6 +210,7 @@ class Engine:
             self._warm_up()
         self._fill()
         running = [q for q in range(self._slots_count) if self._slots[q].request is not None and self._reserve(q)]
+        running.sort(key=lambda q: self._slots[q].length)  # rows of like length walk their pages together
         self._copy_pages()
         held = [q for q in running if self._slots[q].matcher is not None]
         free = [q for q in running if self._slots[q].matcher is None]

@@ -155,7 +155,7 @@ def _forward(
     table: jax.Array,
 ) -> tuple[jax.Array, Cache]:  # fmt: skip
     """Hidden states [R, S, D] before the final norm, and the pools with the kept tokens written."""
-    blocks = (jnp.max(jnp.where(keep, positions, 0)) // cache.PAGE + 1).astype(jnp.int32)
+    blocks = jnp.max(jnp.where(keep, positions, 0), axis=1) // cache.PAGE + 1
     x = layers.embed(config, params["embedding"], tokens)
     tables = rotary.rotations(config, positions)
     written = []

@@ -15,11 +15,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from agentrl_jax.kernels.steady import ROWS, pad_rows
-
 PAGE = 32
+GROUP = 8  # rows that walk their pages together
 _NEGATIVE = -1e30
-_FEW = 8
 
 
 def allocate_keys(pages: int, kv_heads: int, head_width: int, dtype: jax.typing.DTypeLike) -> jax.Array:
@@ -66,15 +64,39 @@ def attend(
     """Attention of q [R, S, H, C] at positions i32[R, S] over what the pages of table i32[R, W] hold up to there.
 
     softmax(cap(scale * q . k)) v in f32, grouped queries, cap(x) = soft_cap * tanh(x / soft_cap); a token reads back
-    `window` i32[] positions, itself included. `blocks` i32[]: how many pages to walk. -> f32[R, S, H, C].
+    `window` i32[] positions, itself included. `blocks` i32[R]: how many pages each row has to walk. -> f32[R, S, H, C].
+
+    Rows of one token go in groups of 8, which walk the pages of their longest: what a group reads stays in a CPU's
+    cache, short rows side by side end early, and the same program runs whatever the batch (`kernels.steady`).
     """
+    settings = {"scale": scale, "window": window, "soft_cap": soft_cap}
+    r, s = q.shape[:2]
+    if s > 1:
+        return _walk(q, keys, values, table, positions, jnp.max(blocks), **settings)
+    groups = -(-r // GROUP)
+
+    def grouped(x: jax.Array) -> jax.Array:
+        padded = jnp.pad(x, ((0, groups * GROUP - r), *((0, 0),) * (x.ndim - 1)))
+        return padded.reshape(groups, GROUP, *x.shape[1:])
+
+    def one(rows: tuple[jax.Array, ...]) -> jax.Array:
+        q, table, positions, blocks = jax.lax.optimization_barrier(rows)
+        return jax.lax.optimization_barrier(_walk(q, keys, values, table, positions, jnp.max(blocks), **settings))
+
+    out = jax.lax.map(one, tuple(grouped(x) for x in (q, table, positions, blocks)))
+    return out.reshape(-1, *q.shape[1:])[:r]
+
+
+def _walk(
+    q: jax.Array, keys: jax.Array, values: jax.Array, table: jax.Array, positions: jax.Array, blocks: jax.Array,
+    *, scale: float, window: jax.Array | None, soft_cap: float | None,
+) -> jax.Array:  # fmt: skip
+    """`attend` of rows that all walk `blocks` i32[] pages."""
     r, s, h, c = q.shape
     j, g = keys.shape[1], h // keys.shape[1]
-    grouped = (q.astype(jnp.float32) * scale).reshape(r, s, j, g, c).transpose(0, 2, 3, 1, 4)
-    grouped = grouped.reshape(r, j, g * s, c)
-    # A decode step's softmax is computed on one number of rows whatever the batch (kernels/steady.py).
-    rows = ROWS if s == 1 else 0
-    limit = pad_rows(jnp.tile(positions, (1, g)), rows)[:, None, :, None]  # [R, 1, G * S, 1]
+    queries = (q.astype(jnp.float32) * scale).reshape(r, s, j, g, c).transpose(0, 2, 3, 1, 4)
+    queries = queries.reshape(r, j, g * s, c)
+    limit = jnp.tile(positions, (1, g))[:, None, :, None]  # [R, 1, G * S, 1]
     column = jnp.arange(PAGE, dtype=jnp.int32)[None, None, None]
 
     def block(index: jax.Array, carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
@@ -84,20 +106,20 @@ def attend(
         v = _pages(values, page)
         here = column + index * PAGE
         seen = here <= limit if window is None else (here <= limit) & (here > limit - window)
-        scores = pad_rows(jnp.einsum("rjsc,rjct->rjst", grouped, k), rows)
+        scores = jnp.einsum("rjsc,rjct->rjst", queries, k)
         if soft_cap is not None:
             scores = soft_cap * jnp.tanh(scores / soft_cap)
         scores = jnp.where(seen, scores, _NEGATIVE)
         higher = jnp.maximum(peak, jnp.max(scores, axis=-1))
         mass = jnp.where(seen, jnp.exp(scores - higher[..., None]), 0.0)
         mass, shrink = jax.lax.optimization_barrier((mass, jnp.exp(peak - higher)))
-        out = out * shrink[..., None] + pad_rows(_weighted(mass[:r], v), rows)
+        out = out * shrink[..., None] + jnp.einsum("rjst,rjtc->rjsc", mass, v)
         return higher, total * shrink + jnp.sum(mass, axis=-1), out
 
-    zeros = jnp.zeros((max(r, rows), *grouped.shape[1:3]), jnp.float32)
-    start = (zeros + _NEGATIVE, zeros, jnp.zeros((*zeros.shape, c), jnp.float32))
+    zeros = jnp.zeros(queries.shape[:3], jnp.float32)
+    start = (zeros + _NEGATIVE, zeros, jnp.zeros(queries.shape, jnp.float32))
     _, total, out = jax.lax.fori_loop(0, blocks, block, start)
-    out = (out / total[..., None])[:r].reshape(r, j, g, s, c).transpose(0, 3, 1, 2, 4)
+    out = (out / total[..., None]).reshape(r, j, g, s, c).transpose(0, 3, 1, 2, 4)
     return out.reshape(r, s, h, c)
 
 
@@ -105,10 +127,3 @@ def _pages(pool: jax.Array, page: jax.Array) -> jax.Array:
     """Pages i32[R] of a pool in f32, gathered as flat rows: one long copy each instead of an index an element."""
     flat = pool.reshape(pool.shape[0], -1).at[page].get(mode="promise_in_bounds")
     return flat.reshape(page.shape[0], *pool.shape[1:]).astype(jnp.float32)
-
-
-def _weighted(mass: jax.Array, v: jax.Array) -> jax.Array:
-    """mass [R, J, N, T] times v [R, J, T, C]; a few rows N are faster as a sum of vectors than as small products."""
-    if mass.shape[2] > _FEW:
-        return jnp.einsum("rjst,rjtc->rjsc", mass, v)
-    return jnp.sum(mass[..., None] * v[:, :, None], axis=3)
