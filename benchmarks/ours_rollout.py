@@ -7,6 +7,7 @@ Prints one line `RESULT {...}`.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import os
 import resource
@@ -27,12 +28,15 @@ from benchmarks.sampler import NEW, make_engine, sample
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--reps", type=int, default=2)
-    reps, folder = parser.parse_args().reps, Path(os.environ["BENCH_MODEL"])
+    parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32", help="what products are in")
+    arguments = parser.parse_args()
+    reps, folder = arguments.reps, Path(os.environ["BENCH_MODEL"])
     with np.load(os.environ["BENCH_DATA"]) as data:
         lengths, tokens, stops = data["prompt_token_lengths"], data["prompt_tokens"], data["stop_ids"].tolist()
     prompts = [part.tolist() for part in np.split(tokens, np.cumsum(lengths)[:-1])]
     raw = json.loads((folder / "config.json").read_text())
     config = family_of(raw["model_type"]).config_from_json(raw, str(folder))  # the harness' folder has no tokenizer
+    config = dataclasses.replace(config, compute_dtype=arguments.dtype)
     params = pretrained.load_params(folder, config)
     engine = make_engine(config, params, stops, int(max(lengths)) + NEW)
     try:
@@ -54,8 +58,9 @@ def main() -> None:
         wall.append(time.perf_counter() - now)
         cpu.append(time.process_time() - used)
     rate = float(np.median(np.array(generated) / np.array(cpu)))
+    who = "ours" if arguments.dtype == "float32" else "ours-bf16"
     fields = {
-        "bench": "rollout", "who": "ours", "preset": os.environ.get("BENCH_PRESET"), "prompts": len(prompts),
+        "bench": "rollout", "who": who, "preset": os.environ.get("BENCH_PRESET"), "prompts": len(prompts),
         "generated": generated, "useful_tokens": generated,  # finished rows leave the batch: cost follows the draws
         "compile_s": round(first - float(np.median(wall)), 2), "tokens_per_cpu_s": round(rate, 1),
     }  # fmt: skip

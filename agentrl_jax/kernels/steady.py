@@ -26,16 +26,3 @@ def steady(f: Callable[[jax.Array], jax.Array], x: jax.Array) -> jax.Array:
     """f(x) for an f of each last axis by itself, computed on at least 32 of them. x [..., D]."""
     rows = x.reshape(-1, x.shape[-1])
     return jax.lax.optimization_barrier(f(pad_rows(rows)))[: rows.shape[0]].reshape(x.shape)
-
-
-def contract(x: jax.Array, weight: jax.Array) -> jax.Array:
-    """x [..., K] @ weight [K, N], in two halves where K is about 768.
-
-    There the order of a sum over K changes between 16 and 24 rows. Other K from 64 to 2048 did not need it.
-    """
-    k = weight.shape[0]
-    if not 576 < k < 1024 or k % 2 or jax.default_backend() != "cpu":
-        return x @ weight
-    dimensions = (((2,), (1,)), ((1,), (0,)))
-    halves = jax.lax.dot_general(x.reshape(-1, 2, k // 2), weight.reshape(2, k // 2, -1), dimensions)
-    return (halves[0] + halves[1]).reshape(*x.shape[:-1], -1)

@@ -174,7 +174,8 @@ def logical_axes(config: DecoderConfig) -> dict[str, Any]:
 def unstack(config: DecoderConfig, params: Params, dtype: str | None = None) -> Params:
     """The same parameters laid out for decoding: a dict a layer, query/key/value and gate/up fused, cast.
 
-    One wide product instead of three narrow ones is what a decode step of a small batch is made of.
+    One wide product instead of three narrow ones is what a decode step of a small batch is made of, and each weight
+    stands in the order that such products read (`layers.OutputMajor`).
     """
     dtype = dtype or config.compute_dtype
     d = config.width
@@ -186,7 +187,10 @@ def unstack(config: DecoderConfig, params: Params, dtype: str | None = None) -> 
             "qkv": jnp.concatenate([p.pop(name).reshape(d, -1) for name in heads], axis=1),
             "out": p.pop("out").reshape(-1, d),
             "gate_up": jnp.concatenate([p.pop("gate"), p.pop("up")], axis=-1),
+            "down": p.pop("down"),
         }
+        turned = fused if not config.experts else {name: fused[name] for name in ("qkv", "out")}
+        fused |= {name: layers.OutputMajor(weight.T) for name, weight in turned.items()}
         if config.qkv_bias:
             fused["qkv_bias"] = jnp.concatenate([p.pop(f"{name}_bias").reshape(-1) for name in heads])
         return {**p, **fused}

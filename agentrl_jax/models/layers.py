@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from agentrl_jax.kernels.steady import contract, steady
+from agentrl_jax.kernels.steady import steady
 from agentrl_jax.models.config import DecoderConfig
 from agentrl_jax.models.experts import mixture
 from agentrl_jax.models.rotary import Rotation, rotate
@@ -22,8 +22,18 @@ from agentrl_jax.models.rotary import Rotation, rotate
 Attend = Callable[[jax.Array, jax.Array, jax.Array], tuple[jax.Array, Any]]
 
 
+class OutputMajor(NamedTuple):
+    """A projection with its outputs first, as decoding reads it: the weight is the left factor of each product.
+
+    Of 32 rows with a weight in bf16, a CPU with matrix instructions computes seven times as much in a second as with
+    the inputs first, in f32 up to 1.6 times; and in f32 the order of a sum does not depend on the number of rows.
+    """
+
+    weight: jax.Array  # [N, D]
+
+
 def layer(
-    config: DecoderConfig, p: dict[str, jax.Array], x: jax.Array, rotation: Rotation, attend: Attend,
+    config: DecoderConfig, p: dict[str, Any], x: jax.Array, rotation: Rotation, attend: Attend,
     *, fixed_places: bool = False,
 ) -> tuple[jax.Array, Any]:  # fmt: skip
     """One layer: x [B, T, D] -> (x, what `attend` carried on). `p` in the dtype of x.
@@ -39,7 +49,7 @@ def layer(
     if config.experts:
         y = mixture(config, p, y, activation(config), fixed_places=fixed_places)
     else:
-        y = _mlp(config, p, y, fixed_places)
+        y = _mlp(config, p, y)
     return x + _post(config, y, p, "mlp_post_norm", normed), carried
 
 
@@ -79,12 +89,17 @@ def soft_cap(logits: jax.Array, cap: float | None) -> jax.Array:
     return logits if cap is None else cap * jnp.tanh(logits * (1.0 / cap))
 
 
-def product(x: jax.Array, weight: jax.Array) -> jax.Array:
-    """x [..., D] and weight [D, ...] -> [..., ...], as one product of two matrices.
+def product(x: jax.Array, weight: jax.Array | OutputMajor) -> jax.Array:
+    """x [..., D] and weight [D, ...] (or one laid out for decoding) -> [..., ...], as one product of two matrices.
 
     The gradient of the weight then sums over a single dimension. Over two, [B, T], a CPU first writes both factors
     anew in columns, which takes longer than the product.
     """
+    if isinstance(weight, OutputMajor):
+        turned = jax.lax.dot_general(
+            weight.weight, x.reshape(-1, x.shape[-1]), (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32
+        )
+        return turned.T.astype(x.dtype).reshape(*x.shape[:-1], -1)
     flat = x.reshape(-1, x.shape[-1]) @ weight.reshape(weight.shape[0], -1)
     return flat.reshape(*x.shape[:-1], *weight.shape[1:])
 
@@ -94,7 +109,7 @@ def _gelu_tanh(x: jax.Array) -> jax.Array:
 
 
 def _query_key_value(
-    config: DecoderConfig, p: dict[str, jax.Array], y: jax.Array, normed: Callable[..., jax.Array]
+    config: DecoderConfig, p: dict[str, Any], y: jax.Array, normed: Callable[..., jax.Array]
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     h, j, c = config.heads, config.kv_heads, config.head_width
     if "qkv" in p:
@@ -108,20 +123,21 @@ def _query_key_value(
     return q, k, v
 
 
-def _out(p: dict[str, jax.Array], attended: jax.Array) -> jax.Array:
+def _out(p: dict[str, Any], attended: jax.Array) -> jax.Array:
     joined = attended.reshape(*attended.shape[:-2], -1)
-    return _plus(product(joined, p["out"].reshape(joined.shape[-1], -1)), p.get("out_bias"))
+    weight = p["out"] if isinstance(p["out"], OutputMajor) else p["out"].reshape(joined.shape[-1], -1)
+    return _plus(product(joined, weight), p.get("out_bias"))
 
 
-def _mlp(config: DecoderConfig, p: dict[str, jax.Array], y: jax.Array, fixed_places: bool) -> jax.Array:
+def _mlp(config: DecoderConfig, p: dict[str, Any], y: jax.Array) -> jax.Array:
     names = ("gate", "up")
     gate, up = jnp.split(product(y, p["gate_up"]), 2, -1) if "gate_up" in p else (product(y, p[name]) for name in names)
     inner = activation(config)(gate) * up
-    return contract(inner, p["down"]) if fixed_places else product(inner, p["down"])
+    return product(inner, p["down"])
 
 
 def _post(
-    config: DecoderConfig, y: jax.Array, p: dict[str, jax.Array], name: str, normed: Callable[..., jax.Array]
+    config: DecoderConfig, y: jax.Array, p: dict[str, Any], name: str, normed: Callable[..., jax.Array]
 ) -> jax.Array:
     return normed(y, p[name]) if config.post_norms else y
 

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 PAGE = 32
 GROUP = 8  # rows that walk their pages together
 _NEGATIVE = -1e30
+_BF16 = jnp.uint16  # bf16 is kept as its bits: XLA's CPU backend would convert a whole pool to f32 to write into it
 
 
 def allocate_keys(pages: int, kv_heads: int, head_width: int, dtype: jax.typing.DTypeLike) -> jax.Array:
@@ -25,12 +26,12 @@ def allocate_keys(pages: int, kv_heads: int, head_width: int, dtype: jax.typing.
 
     Scores are then sums of vectors over positions: on a CPU half the time of sums along the channels.
     """
-    return jnp.zeros((pages, kv_heads, head_width, PAGE), dtype)
+    return jnp.zeros((pages, kv_heads, head_width, PAGE), _BF16 if dtype == jnp.bfloat16 else dtype)
 
 
 def allocate_values(pages: int, kv_heads: int, head_width: int, dtype: jax.typing.DTypeLike) -> jax.Array:
     """An empty pool of `pages` pages of values; positions before channels."""
-    return jnp.zeros((pages, kv_heads, PAGE, head_width), dtype)
+    return jnp.zeros((pages, kv_heads, PAGE, head_width), _BF16 if dtype == jnp.bfloat16 else dtype)
 
 
 def write(
@@ -44,8 +45,19 @@ def write(
     page = jnp.take_along_axis(table, positions // PAGE, axis=1)
     page = jnp.where(keep, page, keys.shape[0])  # out of range: dropped
     place = {"mode": "drop", "unique_indices": True}
-    keys = keys.at[page, :, :, positions % PAGE].set(new_keys.astype(keys.dtype), **place)
-    return keys, values.at[page, :, positions % PAGE].set(new_values.astype(values.dtype), **place)
+    at = positions % PAGE
+    keys = keys.at[page, :, :, at].set(_stored(new_keys, keys.dtype), **place)
+    return keys, values.at[page, :, at].set(_stored(new_values, values.dtype), **place)
+
+
+def _stored(x: jax.Array, dtype: Any) -> jax.Array:
+    """x as a pool of this dtype holds it."""
+    return x.astype(jnp.bfloat16).view(dtype) if dtype == _BF16 else x.astype(dtype)
+
+
+def _loaded(x: jax.Array) -> jax.Array:
+    """What a pool holds, in f32."""
+    return (x.view(jnp.bfloat16) if x.dtype == _BF16 else x).astype(jnp.float32)
 
 
 def copy(pools: Any, source: jax.Array, target: jax.Array) -> Any:
@@ -126,4 +138,4 @@ def _walk(
 def _pages(pool: jax.Array, page: jax.Array) -> jax.Array:
     """Pages i32[R] of a pool in f32, gathered as flat rows: one long copy each instead of an index an element."""
     flat = pool.reshape(pool.shape[0], -1).at[page].get(mode="promise_in_bounds")
-    return flat.reshape(page.shape[0], *pool.shape[1:]).astype(jnp.float32)
+    return _loaded(flat.reshape(page.shape[0], *pool.shape[1:]))
