@@ -37,6 +37,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--frame", help="how turns are written, such as chatml; default: the directory's chat template, or the run's"
     )
+    parser.add_argument(
+        "--constrained", action="store_true", help="serve response_format and tool_choice=required (more to compile)"
+    )
     parser.add_argument("--seed", type=int, default=0, help="joins the seed of every request")
     parser.add_argument(
         "--drain-seconds", type=float, default=5.0, metavar="S", help="how long requests may go on after SIGTERM"
@@ -84,7 +87,12 @@ def _service(arguments: argparse.Namespace, resolved: Callable[[Path], Any]) -> 
         served = replace(served, name=arguments.name)
     bank = next(size for size in (4, 2, 1) if arguments.slots % size == 0)
     size = recipe.EngineSize(
-        slots=arguments.slots, context=arguments.context, bank=bank, seed=arguments.seed, queue=arguments.queue
+        slots=arguments.slots,
+        context=arguments.context,
+        bank=bank,
+        seed=arguments.seed,
+        queue=arguments.queue,
+        constrained=arguments.constrained,
     )
     return recipe.open_service(served, size, api_key=os.environ.get(_KEY) or None, resolved=resolved)
 

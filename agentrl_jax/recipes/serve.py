@@ -20,6 +20,7 @@ from agentrl_jax.rollout.families import AUTO, renderer_for
 from agentrl_jax.rollout.sampling import LiveSampler, SampleRequest
 from agentrl_jax.runtime import pretrained
 from agentrl_jax.runtime.engine import Engine
+from agentrl_jax.runtime.grammars import Grammars
 from agentrl_jax.runtime.publish import publish
 from agentrl_jax.runtime.serve.chat import Chat
 from agentrl_jax.runtime.serve.pump import Pump
@@ -51,6 +52,7 @@ class EngineSize:
     decode_steps: int = 8
     seed: int = 0
     queue: int = 256  # requests that may wait for a slot
+    constrained: bool = False  # compile what holds turns to a grammar, too
 
 
 def from_directory(path: str, *, calls: str = "json", frame: str = AUTO) -> Served:
@@ -82,16 +84,25 @@ def open_service(
         raise UserError(f"--context {context}: {served.name} was made for at most {served.model.context} tokens")
     if size.slots % size.bank:
         raise UserError(f"--slots {size.slots}: expected a multiple of {size.bank}")
+    grammars = _grammars(served) if size.constrained else None
     engine = Engine(
         served.model, slots=size.slots, context=context, bank=size.bank, prefill_chunk=min(size.prefill_chunk, context),
-        decode_steps=size.decode_steps, stop_ids=served.chat.renderer.stop_ids, seed=size.seed,
+        decode_steps=size.decode_steps, stop_ids=served.chat.renderer.stop_ids, seed=size.seed, grammars=grammars,
     )  # fmt: skip
     engine.publish(publish(served.model, served.params), _FIRST_VERSION)
     warm_up(engine)
     return Service(
         pump=Pump(engine, queue=size.queue), chat=served.chat, name=served.name, load=loader(served.model, resolved),
-        api_key=api_key,
+        api_key=api_key, grammars=grammars,
     )  # fmt: skip
+
+
+def _grammars(served: Served) -> Grammars:
+    renderer = served.chat.renderer
+    try:
+        return Grammars(renderer.vocabulary.tokenizer, vocab_size=served.model.vocab_size, stop_ids=renderer.stop_ids)
+    except ValueError as error:
+        raise UserError(f"--constrained: {error}") from error
 
 
 def loader(model: llama.LlamaConfig, resolved: Resolved | None = None) -> Callable[[str], Any]:

@@ -12,7 +12,7 @@ from typing import Any
 from agentrl_jax.protocol import Tool
 from agentrl_jax.rollout.calls import BareCalls, CallFormat, JsonCalls
 
-_SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}  # as json.dumps writes
+SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}  # as json.dumps writes
 
 
 def call_grammar(calls: CallFormat, tools: Sequence[Tool], controls: Mapping[str, int]) -> str:
@@ -39,7 +39,7 @@ def _body(tool: Tool, key: str) -> dict[str, Any]:
     properties = {"name": {"const": tool.name}, key: closed({"type": "object", **tool.parameters})}
     return {
         "type": "object", "properties": properties, "required": ["name", key], "additionalProperties": False,
-        "x-guidance": _SPACING,
+        "x-guidance": SPACING,
     }  # fmt: skip
 
 

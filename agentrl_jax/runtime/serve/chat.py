@@ -11,7 +11,7 @@ from agentrl_jax.protocol import Message, Role, Tool, ToolCall
 from agentrl_jax.rollout.calls import BLOCK
 from agentrl_jax.rollout.renderers import ChatRenderer
 from agentrl_jax.rollout.template_renderer import TemplateRenderer
-from agentrl_jax.runtime.serve.fields import Body, Refusal, given, refuse, token_ids
+from agentrl_jax.runtime.serve.fields import Body, Refusal, refuse, token_ids
 
 _ROLES: Mapping[str, Role] = {
     "system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool",
@@ -144,15 +144,11 @@ def _past_calls(raw: Body, where: str) -> list[ToolCall]:
 
 def _tools(body: Body) -> list[Tool]:
     """The tools of a request; none where `tool_choice` is "none"."""
-    name, choice = given(body, "tool_choice")
-    if choice not in (None, "none", "auto"):
-        raise Refusal(f"{name}={choice!r:.60}: not served here; expected 'auto' or 'none'",
-                      param=name, code="unsupported_parameter")  # fmt: skip
     raw = body.get("tools") or []
     if not isinstance(raw, list):
         raise refuse("tools", raw, "a list of tools")
     tools = [_tool(item, f"tools[{index}]") for index, item in enumerate(raw)]
-    return [] if choice == "none" else tools
+    return [] if body.get("tool_choice") == "none" else tools
 
 
 def _tool(item: Any, where: str) -> Tool:

@@ -50,6 +50,7 @@ class Job:
     top_p: float = 1.0
     min_p: float = 0.0
     stop_ids: tuple[int, ...] = ()
+    grammar: str | None = None
     tell: Callable[[Piece | Exception], None]
     cancelled: bool = False
     _sent: int = field(default=0, repr=False)
@@ -59,7 +60,7 @@ class Job:
         return SampleRequest(
             slot=slot, key=self.key, ids=self.ids, fresh=True, share_with=share_with,
             max_tokens=self.max_tokens, temperature=self.temperature, top_k=self.top_k, top_p=self.top_p,
-            min_p=self.min_p, stop_ids=self.stop_ids,
+            min_p=self.min_p, stop_ids=self.stop_ids, grammar=self.grammar,
         )  # fmt: skip
 
     def report(self, found: Partial | Sample, stop: Stop | None) -> None:

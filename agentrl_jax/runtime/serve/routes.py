@@ -23,6 +23,7 @@ from agentrl_jax.protocol import Tool
 from agentrl_jax.runtime.serve.answers import Answer, Json
 from agentrl_jax.runtime.serve.chat import Chat
 from agentrl_jax.runtime.serve.fields import Body, Refusal, refuse, token_ids
+from agentrl_jax.runtime.serve.held import grammar_of
 from agentrl_jax.runtime.serve.service import Service, Turns
 from agentrl_jax.runtime.serve.settings import read_settings
 from agentrl_jax.runtime.serve.text import Delta
@@ -163,10 +164,14 @@ class GenerateReply(Reply):
 
 def chat(service: Service, body: Body) -> ChatReply:
     """`POST /v1/chat/completions`."""
-    settings = read_settings(body, context=service.pump.context, vocab_size=service.chat.vocab_size)
+    sampled = {name: value for name, value in body.items() if name != "response_format"}
+    settings = read_settings(sampled, context=service.pump.context, vocab_size=service.chat.vocab_size)
     prompt = service.chat.prompt(body)
     service.check_length(prompt.ids, "messages")
-    turns = service.begin(prompt.ids, settings, live=settings.stream and not prompt.tools)
+    grammar = grammar_of(body, service.chat, prompt.tools)
+    if grammar is not None:
+        service.check_grammar(grammar)
+    turns = service.begin(prompt.ids, settings, live=settings.stream and not prompt.tools, grammar=grammar)
     answer = Answer(
         kind="chat.completion", prefix="chatcmpl", model=service.name, settings=settings, prompt=prompt.ids,
         token=service.chat.token,

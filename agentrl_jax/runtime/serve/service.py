@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 from agentrl_jax.errors import UserError
+from agentrl_jax.runtime.grammars import Grammars
 from agentrl_jax.runtime.serve.chat import Chat
 from agentrl_jax.runtime.serve.fields import Body, Refusal
 from agentrl_jax.runtime.serve.pump import Busy, Job, Piece, Pump, Stopped
@@ -21,12 +22,14 @@ from agentrl_jax.runtime.serve.text import Cutter, Delta
 @dataclass(kw_only=True)
 class Service:
     """One policy, served under `name`. `load(path)` gives the sampler's params of another checkpoint of it, or raises
-    `UserError`; None where params cannot be reloaded."""
+    `UserError`; None where params cannot be reloaded. `grammars` reads what turns are to be held to; without it such
+    requests are refused."""
 
     pump: Pump
     chat: Chat
     name: str
     load: Callable[[str], Any] | None = None
+    grammars: Grammars | None = None
     api_key: str | None = None
     created: int = field(default_factory=lambda: int(time.time()))
     reloading: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -50,15 +53,28 @@ class Service:
                 code="context_length_exceeded",
             )
 
-    def begin(self, prompt: tuple[int, ...], settings: Settings, *, live: bool) -> Turns:
-        """Queue every choice of a request. Raises a 429 where the queue is full, a 503 where nothing is served."""
+    def check_grammar(self, grammar: str) -> None:
+        """Raises a 400 where nothing here reads grammars, or this one means nothing."""
+        if self.grammars is None:
+            message = "this server holds no turn to a form (response_format, tool_choice); start it with --constrained"
+            raise Refusal(message, code="unsupported_parameter")
+        try:
+            self.grammars.start(grammar)
+        except ValueError as error:
+            raise Refusal(str(error), code="invalid_value") from error
+
+    def begin(self, prompt: tuple[int, ...], settings: Settings, *, live: bool, grammar: str | None = None) -> Turns:
+        """Queue every choice of a request, each held to the grammar.
+
+        Raises a 429 where the queue is full, a 503 where nothing is served.
+        """
         loop = asyncio.get_running_loop()
         events: asyncio.Queue[tuple[int, Piece | Exception]] = asyncio.Queue()
         jobs = [
             Job(
                 ids=prompt, key=settings.key(choice), max_tokens=settings.max_tokens,
                 temperature=settings.temperature, top_k=settings.top_k, top_p=settings.top_p, min_p=settings.min_p,
-                stop_ids=settings.stop_ids, tell=partial(_tell, loop, events, choice),
+                stop_ids=settings.stop_ids, grammar=grammar, tell=partial(_tell, loop, events, choice),
             )
             for choice in range(settings.n)
         ]  # fmt: skip
