@@ -233,6 +233,8 @@ class Suite:
     `solve(task)` is the reference solution, a turn per item; a `str` item is said verbatim.
     `demonstrate(task, seed)` is a fallible teacher's: errors and recoveries among the turns.
     `attacks(task)` are scripts that try to be scored without solving the task; none may succeed.
+    `chance` is how often well-formed random calls succeed by luck; `hidden` names the fields of `task.data` that nothing
+    the policy sees may show (where none is named, conformance takes what the reference solution's last call says).
     """
 
     spec: EnvironmentSpec
@@ -243,6 +245,8 @@ class Suite:
     solve: Callable[[Task], Sequence[ToolCall | str]] | None = None
     demonstrate: Callable[[Task, int], Sequence[ToolCall | str]] | None = None
     attacks: Callable[[Task], Mapping[str, Sequence[ToolCall | str]]] | None = None  # by the attack's name
+    chance: float = 0.0
+    hidden: tuple[str, ...] = ()
     vocabulary: Callable[[], Sequence[str]] | None = None  # texts that show every word the environment uses
     handles: Callable[[], Sequence[str]] | None = None  # words that only name records: any may stand for any
     drills: Callable[[int, int], Sequence[tuple[str, str]]] | None = None  # (count, seed) -> (request, right answer)

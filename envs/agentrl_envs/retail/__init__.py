@@ -15,7 +15,7 @@ from agentrl_jax.protocol import Budget, EnvironmentSpec, Suite, Task, ToolCall
 
 from .. import data
 from ..sets.retail import RETAIL
-from . import service, tools, verifier
+from . import attacks, service, tools, verifier
 from .env import RetailEnvironment
 
 VERSION = "1"
@@ -50,6 +50,8 @@ def suite(system: str = "short", max_actions: int = 16, max_calls: int = 24) -> 
         verify=partial(verifier.verify, catalogue),
         verifier_version=verifier.VERSION,
         solve=_solve,
+        attacks=attacks.attacks,
+        hidden=("actions", "outputs"),
         demonstrate=lambda task, seed: _solve(task),
     )
 
