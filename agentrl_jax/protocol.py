@@ -233,8 +233,8 @@ class Suite:
     `solve(task)` is the reference solution, a turn per item; a `str` item is said verbatim.
     `demonstrate(task, seed)` is a fallible teacher's: errors and recoveries among the turns.
     `attacks(task)` are scripts that try to be scored without solving the task; none may succeed.
-    `chance` is how often well-formed random calls succeed by luck; `hidden` names the fields of `task.data` that nothing
-    the policy sees may show (where none is named, conformance takes what the reference solution's last call says).
+    `chance` is how often well-formed random calls succeed by luck; `hidden` names fields of `task.data` that nothing
+    a policy sees may show (where none is named, conformance takes what the reference solution's last call says).
     """
 
     spec: EnvironmentSpec

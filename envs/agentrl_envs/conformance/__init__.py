@@ -13,9 +13,57 @@ from typing import Literal
 
 from agentrl_jax.protocol import EnvironmentRef, Suite, Task
 
-from .properties import PROPERTIES, SPLITS, Case, Inapplicable, Property, Violation
+from .cases import Case, Inapplicable, Property, Violation
+from .manners import (
+    bad_calls_are_answered,
+    calls_are_answered_in_order,
+    close_is_safe,
+    nothing_is_left_behind,
+    records_travel,
+)
+from .scoring import (
+    attackers_fail,
+    null_agent_fails,
+    random_agent_fails,
+    reference_scores_full,
+    verdicts_are_measurements,
+)
+from .secrecy import hidden_data_stays_hidden, splits_are_disjoint
+from .states import (
+    ends_are_honest,
+    hash_tells_states_apart,
+    no_jax_is_imported,
+    nothing_happens_after_the_end,
+    other_process_same_transcript,
+    restore_is_exact,
+    same_seed_same_transcript,
+    siblings_are_isolated,
+)
 
 __all__ = ["PROPERTIES", "Case", "Finding", "Inapplicable", "Property", "Violation", "case", "check", "hold"]
+SPLITS = ("train", "validation", "heldout")
+PROPERTIES: tuple[Property, ...] = (
+    reference_scores_full,
+    null_agent_fails,
+    random_agent_fails,
+    attackers_fail,
+    verdicts_are_measurements,
+    same_seed_same_transcript,
+    other_process_same_transcript,
+    restore_is_exact,
+    siblings_are_isolated,
+    hash_tells_states_apart,
+    nothing_happens_after_the_end,
+    ends_are_honest,
+    bad_calls_are_answered,
+    calls_are_answered_in_order,
+    close_is_safe,
+    nothing_is_left_behind,
+    records_travel,
+    no_jax_is_imported,
+    splits_are_disjoint,
+    hidden_data_stays_hidden,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +94,9 @@ def hold(case: Case, name: Property) -> Finding:
     except Exception as error:
         last = traceback.extract_tb(error.__traceback__)[-1]
         where = f"{last.filename.rsplit('/', 1)[-1]}:{last.lineno}"
-        return Finding(name=name.__name__, result="broken", reason=f"{type(error).__name__} at {where}: {_one_line(error)}")
+        return Finding(
+            name=name.__name__, result="broken", reason=f"{type(error).__name__} at {where}: {_one_line(error)}"
+        )
 
 
 def check(case: Case, properties: Sequence[Property] = PROPERTIES) -> Iterator[Finding]:

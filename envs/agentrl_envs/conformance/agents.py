@@ -139,7 +139,9 @@ def random_value(schema: Mapping[str, Any], rng: random.Random) -> Any:
     if kind == "object":
         needed = set(schema.get("required", ()))
         properties = schema.get("properties", {})
-        return {key: random_value(value, rng) for key, value in properties.items() if key in needed or rng.random() < 0.5}
+        return {
+            key: random_value(value, rng) for key, value in properties.items() if key in needed or rng.random() < 0.5
+        }
     return {"boolean": rng.random() < 0.5}.get(kind)
 
 
@@ -164,7 +166,11 @@ def strange_calls(tool: Tool, rng: random.Random) -> Iterator[tuple[str, ToolCal
     """Calls that the schema may allow and that nobody expects: nothing may be raised, whatever is answered."""
     right = dict(random_call(tool, rng).arguments)
     for name, schema in _properties(tool).items():
-        values = ("\ud800", "\x00", "x" * HUGE, "'; DROP TABLE orders; --", "../../etc/passwd") if _takes_text(schema) else ()
+        values = (
+            ("\ud800", "\x00", "x" * HUGE, "'; DROP TABLE orders; --", "../../etc/passwd")
+            if _takes_text(schema)
+            else ()
+        )
         for value in (*values, *((10**30, -1) if schema.get("type") in ("integer", "number") else ())):
             yield f"{tool.name} with {name}={value!r:.40}", ToolCall(name=tool.name, arguments={**right, name: value})
 
@@ -179,7 +185,9 @@ def _properties(tool: Tool) -> Mapping[str, Any]:
 
 def _takes_text(schema: Mapping[str, Any]) -> bool:
     kind = schema.get("type", "string" if not {"anyOf", "oneOf", "enum", "const"} & set(schema) else "")
-    return (kind == "string" or (not isinstance(kind, str) and "string" in kind)) and not {"enum", "const"} & set(schema)
+    return (kind == "string" or (not isinstance(kind, str) and "string" in kind)) and not {"enum", "const"} & set(
+        schema
+    )
 
 
 def _bounds(schema: Mapping[str, Any]) -> tuple[int, int]:

@@ -41,7 +41,7 @@ class Elsewhere:
 
 
 def visit(ref: EnvironmentRef, tasks: Sequence[Task], seed: int) -> Elsewhere:
-    """Plays the tasks in another process, which draws them anew. Raises `RuntimeError` with its last words if it fails."""
+    """Plays the tasks in another process, which draws them anew. Raises `RuntimeError` with its last words."""
     return _visit(pickle.dumps((ref, [(task.split, task.id) for task in tasks], len(tasks), seed)))
 
 

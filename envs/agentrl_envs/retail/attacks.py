@@ -12,18 +12,15 @@ Turn = ToolCall | str
 
 
 def attacks(task: Task) -> Mapping[str, Sequence[Turn]]:
-    """Hand over to a person, answer with everything, do all but the last thing, do one thing more, answer only."""
+    """Hand over to a person, answer with everything, do one thing more, answer without doing, do without answering."""
     calls = [ToolCall(name=action["name"], arguments=action["kwargs"]) for action in task.data["actions"]]
     outputs = task.data["outputs"]
-    writes = [index for index, call in enumerate(calls) if call.name in WRITES]
     home = dict.fromkeys(ADDRESS, "nowhere")
     move = ToolCall(name="modify_user_address", arguments={"user_id": task.data["user_id"], **home})
     found: dict[str, Sequence[Turn]] = {"one address more": [move, *calls, _finish(outputs)]}
     if calls and calls[-1].name != TRANSFER:
         found["hands over"] = [ToolCall(name=TRANSFER, arguments={"summary": ", ".join(outputs) or "please help"})]
-    if writes:
-        last = writes[-1]
-        found["all but one write"] = [*calls[:last], *calls[last + 1 :], _finish(outputs)]
+    if any(call.name in WRITES for call in calls):
         found["the answer only"] = [_finish(outputs)]
     if outputs:
         found["the writes only"] = [*calls, _finish([])]
