@@ -14,7 +14,7 @@ class Buffer:
     """Collects trajectories until all `group_size` members of a group are there, failed ones too.
 
     `counts` tells what went through it: `added`, `valid`, `unscored`, `stale`, `healed`, `stop/<reason>`, and
-    `cause/<cause>` for the attributed ones. Timeouts are told apart: `policy_timeout` (it hung, and stays a failure) and
+    `cause/<cause>` for the attributed ones. Timeouts are told apart: `policy_timeout` (it stays a failure) and
     `infra_timeout` (the machine did, and the episode left the batch).
     """
 

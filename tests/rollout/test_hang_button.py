@@ -58,7 +58,7 @@ def renderer() -> ChatRenderer:
 
 
 def test_p21_the_policy_does_not_learn_to_hang(renderer):
-    """Real workers, real deadlines. Were hangs left out of the batch, their share would grow at the cost of failures."""
+    """Real workers, real deadlines. Were hangs left out of the batch, their share would grow."""
     ref = EnvironmentRef(target="agentrl_envs.conformance.hang_button:suite")
     (task,) = hang_button.tasks("train", 1, 0)
     logits, forgiving = dict.fromkeys(ACTIONS, 0.0), dict.fromkeys(ACTIONS, 0.0)
