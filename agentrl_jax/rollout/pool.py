@@ -25,6 +25,7 @@ from agentrl_jax.protocol import EnvironmentRef, EnvironmentSpec, Observation
 from agentrl_jax.rollout.play import MAX_OBSERVATION_CHARS
 from agentrl_jax.rollout.wire import (
     Answer,
+    Capture,
     Command,
     Failure,
     FailureKind,
@@ -41,7 +42,7 @@ from agentrl_jax.rollout.wire import (
 from agentrl_jax.rollout.worker import CONTROL, STATUS
 
 _SEND_TIMEOUT_S = 5.0
-_FIRST_PHASE: Mapping[type, Phase] = {Perform: "step", Finish: "snapshot"}
+_FIRST_PHASE: Mapping[type, Phase] = {Perform: "step", Finish: "snapshot", Capture: "snapshot"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,6 +22,7 @@ from agentrl_jax.protocol import (
     EnvStatus,
     Message,
     Observation,
+    Snapshot,
     Status,
     Task,
     ToolCall,
@@ -61,7 +62,47 @@ class Replay:
     actions: tuple[Action, ...]
 
 
-Command = Reset | Perform | Finish | Replay
+@dataclass(frozen=True, slots=True)
+class Capture:
+    """Hand out the state of the episode: `Captured`. The episode goes on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """Go on from a captured state in this worker, as if what was performed had been performed here: `Resumed`."""
+
+    task: Task
+    performed: tuple[Action, ...]
+    initial: Snapshot
+    state: Snapshot
+
+
+Command = Reset | Perform | Finish | Replay | Capture | Resume
+
+
+@dataclass(frozen=True, slots=True)
+class Captured:
+    """The two states that a fork goes on from: after `reset`, for the verifier, and now."""
+
+    initial: Snapshot
+    state: Snapshot
+
+
+@dataclass(frozen=True, slots=True)
+class Resumed:
+    """The worker holds the state; `hash` is what its own snapshot says."""
+
+    hash: str
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The state could not be captured, or is not what was captured. The worker goes on; nobody is to blame."""
+
+    reason: str
+
+
+Forking = Captured | Resumed | Refused
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,9 +126,9 @@ class Note:
 @dataclass(frozen=True, slots=True)
 class Answer:
     """A command is done: an `Observation` for reset and step, a `Verdict` for finish, for a replay the observations
-    of reset and of every action."""
+    of reset and of every action, one of `Forking` for capture and resume."""
 
-    value: Observation | Verdict | tuple[Observation, ...]
+    value: Observation | Verdict | tuple[Observation, ...] | Forking
     wall_ms: float = 0.0
 
 
@@ -142,6 +183,11 @@ def encode_reply(message: Ready | Note | Reply) -> bytes:
             return _frame(("observation", message.wall_ms, _flat(value)))
         if isinstance(value, tuple):
             return _frame(("observations", message.wall_ms, [_flat(item) for item in value]))
+        if isinstance(value, Captured):
+            states = [(snapshot.data, snapshot.hash) for snapshot in (value.initial, value.state)]
+            return _frame(("captured", message.wall_ms, states))
+        if isinstance(value, Resumed | Refused):
+            return _frame((type(value).__name__.lower(), message.wall_ms, to_json(value)))
         return _frame(("verdict", message.wall_ms, to_json(value)))
     if isinstance(message, Note):
         return _frame(("note", message.phase, None if message.observation is None else _flat(message.observation)))
@@ -161,6 +207,12 @@ def decode_reply(data: Any) -> Ready | Note | Reply:
         if what == "verdict":
             wall_ms, fields = rest
             return Answer(_faultless(from_json(Verdict, fields), verdict_fault), wall_ms)
+        if what == "captured":
+            wall_ms, states = rest
+            return Answer(Captured(*[Snapshot(data=bytes(data), hash=str(name)) for data, name in states]), wall_ms)
+        if what in ("resumed", "refused"):
+            wall_ms, fields = rest
+            return Answer(from_json(Resumed if what == "resumed" else Refused, fields), wall_ms)
         if what == "note":
             phase, flat = rest
             return Note(phase, None if flat is None else _observation(flat))

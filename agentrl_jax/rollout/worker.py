@@ -20,10 +20,24 @@ import time
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from agentrl_jax.protocol import Action, Environment, EnvironmentRef, Observation, Snapshot, Suite, Task, Verdict
+from agentrl_jax.protocol import (
+    Action,
+    Environment,
+    EnvironmentRef,
+    ForkRefused,
+    Observation,
+    Snapshot,
+    Suite,
+    Task,
+    Verdict,
+    restored,
+)
 from agentrl_jax.rollout.records import bounded
 from agentrl_jax.rollout.wire import (
+    MAX_FRAME,
     Answer,
+    Capture,
+    Captured,
     Command,
     Failure,
     Inbox,
@@ -31,9 +45,12 @@ from agentrl_jax.rollout.wire import (
     Perform,
     Phase,
     Ready,
+    Refused,
     Replay,
     Reply,
     Reset,
+    Resume,
+    Resumed,
     decode_command,
     encode_reply,
     observation_fault,
@@ -93,6 +110,10 @@ class Worker:
                 value = self._reset(command.task, command.seed)
             elif isinstance(command, Replay):
                 value = self._replay(command)
+            elif isinstance(command, Capture):
+                value = self._capture()
+            elif isinstance(command, Resume):
+                value = self._resume(command)
             else:
                 value = self._finish()
         except _Broken as broken:
@@ -146,6 +167,28 @@ class Worker:
             observations.append(self._step(action))
             self._note(Note("step", observations[-1]))
         return tuple(observations)
+
+    def _capture(self) -> Captured | Refused:
+        environment, initial = self._world(), self._initial
+        assert initial is not None
+        if self.suite.spec.fork == "none":
+            return Refused(f"environment {self.suite.spec.name!r} says fork='none'")
+        state = self._guard("snapshot", environment.snapshot)
+        size = len(initial.data) + len(state.data)
+        if size > MAX_FRAME // 2:
+            return Refused(f"the state is {size} bytes, at most {MAX_FRAME // 2} travel between workers")
+        return Captured(initial, state)
+
+    def _resume(self, command: Resume) -> Resumed | Refused:
+        self._abandon()
+        try:
+            self._environment = self._guard("reset", lambda: restored(self.suite, command.state))
+        except _Broken as broken:
+            if broken.failure.exception != ForkRefused.__name__:
+                raise
+            return Refused(broken.failure.message)
+        self._task, self._initial, self._performed = command.task, command.initial, list(command.performed)
+        return Resumed(command.state.hash)
 
     def _finish(self) -> Verdict:
         environment, task, initial, actions = self._world(), self._task, self._initial, tuple(self._performed)

@@ -18,8 +18,8 @@ MARK, NUMBER = "canary7q3x", 918273645
 
 
 def splits_are_disjoint(case: Case) -> str:
-    """Tasks are distinct, splits share none (by id, and by what is asked together with how it is solved), the same
-    seed draws the same tasks, and an unknown split is an error that names the known ones."""
+    """Tasks are distinct and splits share none, by id and by content (what is asked, how it is solved, what that shows);
+    the same seed draws the same tasks; an unknown split is an error that names the known ones."""
     where: dict[tuple[str, str], str] = {}
     for split, tasks in case.splits.items():
         for task in tasks:
@@ -63,10 +63,13 @@ def hidden_data_stays_hidden(case: Case) -> str:
 
 
 def _content(case: Case, task: Task) -> str:
-    """What a task asks and how it is solved: two tasks that share both are one task."""
-    opening = agents.play(case.suite, task, [], case.seed).observations[0]
-    solution = [repr(item) for item in case.suite.solve(task)] if case.suite.solve else [json.dumps(dict(task.data))]
-    return observation_hash(opening) + "".join(solution)
+    """What a task asks, how it is solved and what that shows: two tasks that share it all are one task."""
+    if case.suite.solve is None:
+        opening = agents.play(case.suite, task, [], case.seed).observations[0]
+        return observation_hash(opening) + json.dumps(dict(task.data), sort_keys=True, default=repr)
+    script = list(case.suite.solve(task))
+    seen = agents.play(case.suite, task, script, case.seed).observations
+    return "".join(map(observation_hash, seen)) + repr(script)
 
 
 def _finishes(case: Case, item: ToolCall | str) -> bool:
