@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+
 from agentrl_jax.protocol import (
     Action,
     EnvironmentSpec,

@@ -18,7 +18,7 @@ MARK, NUMBER = "canary7q3x", 918273645
 
 
 def splits_are_disjoint(case: Case) -> str:
-    """Tasks are distinct and splits share none, by id and by content (what is asked, how it is solved, what that shows);
+    """Tasks are distinct and splits share none, by id and by content (what is asked, how it is solved, what it shows);
     the same seed draws the same tasks; an unknown split is an error that names the known ones."""
     where: dict[tuple[str, str], str] = {}
     for split, tasks in case.splits.items():
