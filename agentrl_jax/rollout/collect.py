@@ -110,13 +110,16 @@ class _Driver:
         self.waiting = deque(_units(plan, sampler.slots, pool.workers))
         self.by_slot: dict[int, _Run] = {}
         self.by_worker: dict[int, _Run] = {}
+        self.freed = True  # slots and workers may be there for units that wait
         self.finished: list[Trajectory] = []
         self.limits = {"deadlines": to_json(pool.deadlines), "max_turn_tokens": max_turn_tokens}
 
     def run(self, alive: Callable[[], None]) -> Iterator[Trajectory]:
         while self.waiting or self.by_slot:
             alive()
-            self._start_units()
+            if self.freed:
+                self.freed = False
+                self._start_units()
             replies = self.pool.poll(0.0 if self.sampler.busy else _GLANCE_S)
             for worker, reply in replies:
                 if worker in self.by_worker:
@@ -316,6 +319,7 @@ class _Driver:
         )
         del self.by_slot[run.slot], self.by_worker[run.worker]
         pool.release(run.worker)
+        self.freed = True
 
 
 def _units(plan: Sequence[EpisodePlan], slots: int, workers: int) -> list[_Unit]:

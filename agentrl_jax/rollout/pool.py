@@ -24,6 +24,7 @@ from agentrl_jax.errors import UserError
 from agentrl_jax.protocol import EnvironmentRef, EnvironmentSpec, Observation
 from agentrl_jax.rollout.play import MAX_OBSERVATION_CHARS
 from agentrl_jax.rollout.wire import (
+    RECEIVE,
     Answer,
     Command,
     Failure,
@@ -269,7 +270,7 @@ class Pool:
         if process is None:
             return
         try:
-            data = process.sock.recv(1 << 20)
+            data = process.sock.recv(RECEIVE)
         except BlockingIOError:
             return
         except OSError:

@@ -32,6 +32,7 @@ from agentrl_jax.rollout.codec import from_json, to_json
 Phase = Literal["start", "reset", "step", "snapshot", "verify", "close", "idle", "sample"]
 FailureKind = Literal["timeout", "crash", "exception", "garbage"]
 MAX_FRAME = 64 << 20
+RECEIVE = 1 << 16  # bytes read at once: a larger buffer comes from the kernel anew each time, page by page
 _LENGTH = struct.Struct("!I")
 _HEALTHY = EnvStatus()
 

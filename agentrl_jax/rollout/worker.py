@@ -23,6 +23,7 @@ from typing import Any, NoReturn
 from agentrl_jax.protocol import Action, Environment, EnvironmentRef, Observation, Snapshot, Suite, Task, Verdict
 from agentrl_jax.rollout.records import bounded
 from agentrl_jax.rollout.wire import (
+    RECEIVE,
     Answer,
     Command,
     Failure,
@@ -171,7 +172,7 @@ def serve(sock: socket.socket, suite: Suite | Failure, max_observation_chars: in
     worker = Worker(suite, lambda note: sock.sendall(encode_reply(note)), max_observation_chars)
     inbox = Inbox(decode_command)
     try:
-        while data := sock.recv(1 << 20):
+        while data := sock.recv(RECEIVE):
             for command in inbox.feed(data):
                 sock.sendall(answer(worker, command))
     except OSError:
@@ -180,7 +181,9 @@ def serve(sock: socket.socket, suite: Suite | Failure, max_observation_chars: in
 
 def answer(worker: Worker, command: Command) -> bytes:
     """The frame that answers a command; what the environment prints meanwhile is kept for the failures."""
-    output = sys.stdout = sys.stderr = BoundedOutput()
+    output = sys.stdout
+    if not isinstance(output, BoundedOutput) or output.count:
+        output = sys.stdout = sys.stderr = BoundedOutput()
     reply = worker.handle(command)
     if isinstance(reply, Failure) and output.count:
         reply = dataclasses.replace(reply, output=output.read_back())
@@ -207,6 +210,8 @@ def _fork(control: socket.socket, handed: int, suite: Suite | Failure, max_chars
     try:
         os.setsid()
         control.close()
+        with contextlib.suppress(OSError):  # waking up must not push the trainer off its core
+            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
         os.set_inheritable(handed, False)  # a daemon that the environment leaves behind must not keep it open
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         with socket.socket(fileno=handed) as sock:
