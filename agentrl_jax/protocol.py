@@ -93,7 +93,11 @@ class Action:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnvStatus:
-    """The environment's own health, as it reports it; `ok` means healthy."""
+    """The environment's own health, as it reports it; `ok` means healthy.
+
+    An observation of status `error` or `timeout` that names another service is no answer to the policy: it is asked
+    for again where that is `retryable` (nothing has happened yet), and else the episode fails for infrastructure.
+    """
 
     service: str = "ok"
     retryable: bool = False
@@ -114,6 +118,11 @@ class Observation:
     terminated: bool = False
     truncated: bool = False
     evidence_gain: float | None = None
+
+    @property
+    def unavailable(self) -> bool:
+        """Whether it says that a service is down, which the policy could not have caused."""
+        return self.status in (Status.ERROR, Status.TIMEOUT) and self.env_status.service != "ok"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,8 +188,10 @@ class Attribution:
 class Budget:
     """Limits of one episode; exploration, retries and writes are counted apart.
 
-    `reserve_steps` / `reserve_tool_calls` is what must be left to finish in: once only the reserve
-    is left, the only calls admitted are those of tools named in `finishing`.
+    `min_steps_for_finalize` and `min_tool_calls_for_commit` are the reserve: what must be left to finish in. Once only
+    it is left, calls of tools that are not named in `finishing` are refused, and the policy is told; text, to sum up
+    or to ask, is still heard. With `reserve_reached="stop"` the first such call ends the episode instead, for whoever
+    takes over. Where a tool of `finishing` commits what was written, a write without a reserve to commit in is refused.
     """
 
     steps: int = 16
@@ -188,9 +199,11 @@ class Budget:
     tokens: int = 4096  # tokens the policy may produce in the episode
     write_actions: int = 4
     retries: int = 4  # turns answered with `invalid_action` before the episode is stopped
+    infrastructure_retries: int = 3  # times that a service which was down is asked again; the policy does not see them
     wall_s: float = 600.0
-    reserve_steps: int = 1
-    reserve_tool_calls: int = 1
+    min_steps_for_finalize: int = 1
+    min_tool_calls_for_commit: int = 1
+    reserve_reached: Literal["refuse", "stop"] = "refuse"
     finishing: tuple[str, ...] = ()
 
 

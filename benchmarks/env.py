@@ -1,7 +1,7 @@
 """What the host does for each step of an environment: an environment that does nothing, a sampler that answers at once.
 
-64 episodes (8 groups of 8) of 8 turns, all in flight, each reply 16 tokens, each observation a short line; receipts with
-their hash chain, budgets, attribution and grouping are on, as in training. What remains is the package's own work.
+64 episodes (8 groups of 8) of 8 turns, all in flight, each reply 16 tokens, each observation a short line; receipts
+with their hash chain, budgets, attribution and grouping are on, as in training. What remains is the package's own work.
 """
 
 from __future__ import annotations

@@ -295,9 +295,7 @@ class Episode:
         if following.reason:
             if len(self._breaks) + 1 >= self.max_segments:
                 return self._done(StopReason.BUDGET)
-            self._breaks.append(
-                Break(start=self._length, prompt_length=len(following.ids), reason=following.reason)
-            )
+            self._breaks.append(Break(start=self._length, prompt_length=len(following.ids), reason=following.reason))
             self._retokenized += following.retokenized
         self._talk.extend(messages)
         self._read(following.ids, following.sources)

@@ -16,7 +16,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Any, Self
 
@@ -24,6 +24,7 @@ from agentrl_jax.errors import UserError
 from agentrl_jax.protocol import EnvironmentRef, EnvironmentSpec, Observation
 from agentrl_jax.rollout.play import MAX_OBSERVATION_CHARS
 from agentrl_jax.rollout.wire import (
+    RECEIVE,
     Answer,
     Capture,
     Command,
@@ -127,6 +128,10 @@ class Pool:
     def pids(self) -> dict[int, int]:
         """Process id by worker, of those that run and have spoken."""
         return {worker: process.pid for worker, process in self._processes.items() if process.pid}
+
+    def phase(self, worker: int) -> Phase:
+        """What a worker is at."""
+        return self._processes[worker].phase if worker in self._processes else "idle"
 
     @property
     def expects(self) -> bool:
@@ -270,7 +275,7 @@ class Pool:
         if process is None:
             return
         try:
-            data = process.sock.recv(1 << 20)
+            data = process.sock.recv(RECEIVE)
         except BlockingIOError:
             return
         except OSError:
@@ -299,8 +304,10 @@ class Pool:
             self._reach(process, message.phase)
             if message.observation is not None:
                 process.replayed.append(message.observation)
-        elif isinstance(message, (Answer, Failure)) and process.sent_at is not None:
-            self._finish(worker, message, discard=isinstance(message, Failure))
+        elif isinstance(message, Answer) and process.sent_at is not None:
+            self._finish(worker, message, discard=False)
+        elif isinstance(message, Failure) and process.sent_at is not None:
+            self._finish(worker, replace(message, replayed=tuple(process.replayed)), discard=True)
         else:
             self._fail(worker, "garbage", f"the worker said {type(message).__name__} out of turn")
 
@@ -315,7 +322,9 @@ class Pool:
         now = time.monotonic()
         if now < self._nearest:
             return
-        self._nearest = min((p.deadline for p in self._processes.values() if p.awaited and p.deadline > now), default=inf)
+        self._nearest = min(
+            (p.deadline for p in self._processes.values() if p.awaited and p.deadline > now), default=inf
+        )
         for worker, process in list(self._processes.items()):
             if now >= process.deadline and process.awaited:
                 seconds = self.deadlines.of(process.phase)
@@ -371,12 +380,12 @@ class Pool:
 def _send_all(sock: socket.socket, data: bytes) -> None:
     """As `sendall`, on a socket that does not block: nearly always one call of the kernel."""
     try:
-        data = data[sock.send(data) :]
+        sent = sock.send(data)
     except BlockingIOError:
-        pass
-    if data:
+        sent = 0
+    if sent < len(data):
         sock.settimeout(_SEND_TIMEOUT_S)
-        sock.sendall(data)
+        sock.sendall(data[sent:])
         sock.setblocking(False)
 
 

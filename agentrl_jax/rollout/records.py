@@ -52,6 +52,7 @@ class Ledger(Record):
     writes: int = 0
     retries: int = 0  # turns answered with `invalid_action`
     denied: int = 0  # turns refused by a budget; the environment never saw them
+    infrastructure_retries: int = 0  # times that a service, or a reset, was asked again: not the policy's
     tokens: int = 0  # tokens the policy produced
     wall_s: float = 0.0
 

@@ -38,8 +38,8 @@ def replay(
         raise ValueError("the receipt names no environment (it was played in process): pass one")
     if receipt.format != FORMAT:
         raise ValueError(
-            f"the receipt is of format {receipt.format} (agentrl-jax {receipt.trainer_version}), and this version reads "
-            f"{FORMAT}: replay it with the version that wrote it"
+            f"the receipt is of format {receipt.format} (agentrl-jax {receipt.trainer_version}), and this version "
+            f"reads {FORMAT}: replay it with the version that wrote it"
         )
     if (index := receipt.breach()) is not None:
         return Divergence(

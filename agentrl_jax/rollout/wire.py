@@ -31,8 +31,9 @@ from agentrl_jax.protocol import (
 from agentrl_jax.rollout.codec import from_json, to_json
 
 Phase = Literal["start", "reset", "step", "snapshot", "verify", "close", "idle", "sample"]
-FailureKind = Literal["timeout", "crash", "exception", "garbage"]
+FailureKind = Literal["timeout", "crash", "exception", "garbage", "unavailable"]
 MAX_FRAME = 64 << 20
+RECEIVE = 1 << 16  # bytes read at once: a larger buffer comes from the kernel anew each time, page by page
 _LENGTH = struct.Struct("!I")
 _HEALTHY = EnvStatus()
 
@@ -130,6 +131,7 @@ class Answer:
 
     value: Observation | Verdict | tuple[Observation, ...] | Forking
     wall_ms: float = 0.0
+    retried: int = 0  # times that a service which was down was asked again meanwhile
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,6 +148,7 @@ class Failure:
     exit_signal: int | None = None
     output: str = ""  # head and tail of what the environment printed
     wall_ms: float = 0.0
+    retried: int = 0
     replayed: tuple[Observation, ...] = ()
     value: Verdict | None = None
 
@@ -180,15 +183,15 @@ def encode_reply(message: Ready | Note | Reply) -> bytes:
     if isinstance(message, Answer):
         value = message.value
         if isinstance(value, Observation):
-            return _frame(("observation", message.wall_ms, _flat(value)))
+            return _frame(("observation", _flat(value), message.wall_ms, message.retried))
         if isinstance(value, tuple):
-            return _frame(("observations", message.wall_ms, [_flat(item) for item in value]))
+            return _frame(("observations", [_flat(item) for item in value], message.wall_ms, message.retried))
         if isinstance(value, Captured):
             states = [(snapshot.data, snapshot.hash) for snapshot in (value.initial, value.state)]
-            return _frame(("captured", message.wall_ms, states))
+            return _frame(("captured", states, message.wall_ms))
         if isinstance(value, Resumed | Refused):
-            return _frame((type(value).__name__.lower(), message.wall_ms, to_json(value)))
-        return _frame(("verdict", message.wall_ms, to_json(value)))
+            return _frame((type(value).__name__.lower(), to_json(value), message.wall_ms))
+        return _frame(("verdict", to_json(value), message.wall_ms, message.retried))
     if isinstance(message, Note):
         return _frame(("note", message.phase, None if message.observation is None else _flat(message.observation)))
     return _frame(("ready" if isinstance(message, Ready) else "failure", to_json(message)))
@@ -197,26 +200,20 @@ def encode_reply(message: Ready | Note | Reply) -> bytes:
 def decode_reply(data: Any) -> Ready | Note | Reply:
     """Inverse of `encode_reply`, in the pool, which trusts nothing of it. Raises `ValueError` on anything else."""
     try:
-        what, *rest = _Plain(io.BytesIO(data)).load()
+        what, value, *rest = _Plain(io.BytesIO(data)).load()
         if what == "observation":
-            wall_ms, flat = rest
-            return Answer(_observation(flat), wall_ms)
+            return Answer(_observation(value), *rest)
         if what == "observations":
-            wall_ms, flats = rest
-            return Answer(tuple([_observation(flat) for flat in flats]), wall_ms)
+            return Answer(tuple([_observation(flat) for flat in value]), *rest)
         if what == "verdict":
-            wall_ms, fields = rest
-            return Answer(_faultless(from_json(Verdict, fields), verdict_fault), wall_ms)
+            return Answer(_faultless(from_json(Verdict, value), verdict_fault), *rest)
         if what == "captured":
-            wall_ms, states = rest
-            return Answer(Captured(*[Snapshot(data=bytes(data), hash=str(name)) for data, name in states]), wall_ms)
+            return Answer(Captured(*[Snapshot(data=bytes(data), hash=str(name)) for data, name in value]), *rest)
         if what in ("resumed", "refused"):
-            wall_ms, fields = rest
-            return Answer(from_json(Resumed if what == "resumed" else Refused, fields), wall_ms)
+            return Answer(from_json(Resumed if what == "resumed" else Refused, value), *rest)
         if what == "note":
-            phase, flat = rest
-            return Note(phase, None if flat is None else _observation(flat))
-        return from_json({"ready": Ready, "failure": Failure}[what], *rest)
+            return Note(value, *[None if flat is None else _observation(flat) for flat in rest])
+        return from_json({"ready": Ready, "failure": Failure}[what], value)
     except Exception as error:
         raise ValueError(f"{type(error).__name__}: {error}") from None
 
@@ -248,7 +245,7 @@ def _observation(flat: Any) -> Observation:
         Observation(
             content=tuple([Message(role=r, content=c, name=n, call_id=i) for r, c, n, i in messages]),
             status=Status(status), latency_ms=latency_ms, terminated=terminated, truncated=truncated,
-            env_status=_HEALTHY if service == "ok" and not retryable else EnvStatus(service=service, retryable=retryable),
+            env_status=EnvStatus(service=service, retryable=retryable) if service != "ok" or retryable else _HEALTHY,
             evidence_gain=gain,
         ),
         observation_fault,
@@ -305,7 +302,9 @@ def observation_fault(value: Any) -> str | None:
     if not isinstance(value.status, Status):
         return f"Observation.status: expected a Status, got {value.status!r:.40}"
     if type(value.terminated) is not bool or type(value.truncated) is not bool:
-        return f"Observation.terminated, truncated: expected bools, got {value.terminated!r:.20}, {value.truncated!r:.20}"
+        return (
+            f"Observation.terminated, truncated: expected bools, got {value.terminated!r:.20}, {value.truncated!r:.20}"
+        )
     if not isinstance(value.latency_ms, (int, float)):
         return f"Observation.latency_ms: expected a number, got {value.latency_ms!r:.40}"
     gain = value.evidence_gain

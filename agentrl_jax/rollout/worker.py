@@ -35,6 +35,7 @@ from agentrl_jax.protocol import (
 from agentrl_jax.rollout.records import bounded
 from agentrl_jax.rollout.wire import (
     MAX_FRAME,
+    RECEIVE,
     Answer,
     Capture,
     Captured,
@@ -61,6 +62,7 @@ from agentrl_jax.rollout.wire import (
 CONTROL = struct.Struct("!cI")  # b"F", 0: fork a worker for the attached socket; b"R", pid: reap
 STATUS = struct.Struct("!Ii")  # pid, wait status (-1: still alive)
 _OUTPUT_CHARS = 2_000
+_BACKOFF_S = (0.05, 0.2, 0.8)  # before a service that was down is asked again, the last of them from then on
 
 
 class BoundedOutput(io.TextIOBase):
@@ -100,9 +102,10 @@ class Worker:
         self._task: Task | None = None
         self._initial: Snapshot | None = None
         self._performed: list[Action] = []
+        self._retried = self._retried_before = 0  # in this episode, and in those of its commands that are done
 
     def handle(self, command: Command) -> Reply:
-        started = time.perf_counter()
+        started, self._retried_before = time.perf_counter(), self._retried
         try:
             if isinstance(command, Perform):
                 value: Any = self._step(command.action)
@@ -117,8 +120,8 @@ class Worker:
             else:
                 value = self._finish()
         except _Broken as broken:
-            return broken.failure
-        return Answer(value, (time.perf_counter() - started) * 1e3)
+            return dataclasses.replace(broken.failure, retried=self._retried - self._retried_before)
+        return Answer(value, (time.perf_counter() - started) * 1e3, self._retried - self._retried_before)
 
     def _world(self) -> Environment:
         if self._environment is None:
@@ -135,10 +138,25 @@ class Worker:
             raise _Broken(failure) from None
 
     def _observe(self, phase: Phase, call: Callable[[], Any]) -> Observation:
-        observation = self._guard(phase, call)
-        if fault := observation_fault(observation):
-            raise _Broken(Failure(kind="garbage", phase=phase, message=fault))
-        return bounded(observation, self._max_chars)
+        while True:
+            observation = self._guard(phase, call)
+            if fault := observation_fault(observation):
+                raise _Broken(Failure(kind="garbage", phase=phase, message=fault))
+            if not observation.unavailable:
+                return bounded(observation, self._max_chars)
+            self._wait_for_service(phase, observation)
+
+    def _wait_for_service(self, phase: Phase, observation: Observation) -> None:
+        """Sleep until it may be asked again, or end the episode where that is no use or has been tried enough."""
+        service, limit = observation.env_status, self.suite.spec.budget.infrastructure_retries
+        if not service.retryable or self._retried >= limit:
+            said = " ".join(message.content for message in observation.content)[:_OUTPUT_CHARS]
+            tried = f"asked again {self._retried} times" if service.retryable else "not retryable"
+            message = f"service {service.service!r}, {tried}: {said}"
+            raise _Broken(Failure(kind="unavailable", phase=phase, message=message))
+        time.sleep(_BACKOFF_S[min(self._retried, len(_BACKOFF_S) - 1)])
+        self._retried += 1
+        self._note(Note(phase))  # the deadline is of one attempt
 
     def _step(self, action: Action) -> Observation:
         observation = self._observe("step", lambda: self._world().step(action))
@@ -148,6 +166,7 @@ class Worker:
     def _reset(self, task: Task, seed: int) -> Observation:
         self._abandon()
         self._task, self._performed = task, []
+        self._retried = self._retried_before = 0
         environment = self._environment = self._guard("reset", self.suite.make)
         observation = self._observe("reset", lambda: environment.reset(task, seed))
         self._initial = self._guard("reset", environment.snapshot)
@@ -181,6 +200,7 @@ class Worker:
 
     def _resume(self, command: Resume) -> Resumed | Refused:
         self._abandon()
+        self._retried = self._retried_before = 0
         try:
             self._environment = self._guard("reset", lambda: restored(self.suite, command.state))
         except _Broken as broken:
@@ -214,7 +234,7 @@ def serve(sock: socket.socket, suite: Suite | Failure, max_observation_chars: in
     worker = Worker(suite, lambda note: sock.sendall(encode_reply(note)), max_observation_chars)
     inbox = Inbox(decode_command)
     try:
-        while data := sock.recv(1 << 20):
+        while data := sock.recv(RECEIVE):
             for command in inbox.feed(data):
                 sock.sendall(answer(worker, command))
     except OSError:
@@ -223,7 +243,9 @@ def serve(sock: socket.socket, suite: Suite | Failure, max_observation_chars: in
 
 def answer(worker: Worker, command: Command) -> bytes:
     """The frame that answers a command; what the environment prints meanwhile is kept for the failures."""
-    output = sys.stdout = sys.stderr = BoundedOutput()
+    output = sys.stdout
+    if not isinstance(output, BoundedOutput) or output.count:
+        output = sys.stdout = sys.stderr = BoundedOutput()
     reply = worker.handle(command)
     if isinstance(reply, Failure) and output.count:
         reply = dataclasses.replace(reply, output=output.read_back())
@@ -250,6 +272,8 @@ def _fork(control: socket.socket, handed: int, suite: Suite | Failure, max_chars
     try:
         os.setsid()
         control.close()
+        with contextlib.suppress(OSError):  # waking up must not push the trainer off its core
+            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
         os.set_inheritable(handed, False)  # a daemon that the environment leaves behind must not keep it open
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         with socket.socket(fileno=handed) as sock:
