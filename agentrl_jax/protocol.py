@@ -70,12 +70,16 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tool:
-    """A tool as the policy sees it. `parameters` is a JSON Schema of type object."""
+    """A tool as the policy sees it. `parameters` is a JSON Schema of type object.
+
+    `version` changes with what the tool does: a receipt records it, and a replay that comes to another answer names it.
+    """
 
     name: str
     description: str
     parameters: Mapping[str, Any]
     writes: bool = False
+    version: str = "1"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -276,7 +276,8 @@ class Episode:
         origin = ref if ref is not None else (spec.name, spec.version)
         return Receipt(
             environment=spec.name, environment_version=spec.version, verifier_version=verifier_version,
-            tools=tuple(tool.name for tool in spec.tools), ref=ref, task=plan.task, seed=plan.seed,
+            tools=tuple(tool.name for tool in spec.tools),
+            tool_versions=tuple(tool.version for tool in spec.tools), ref=ref, task=plan.task, seed=plan.seed,
             reset_hash=self._reset_hash, steps=tuple(self._steps), ledger=self.meter.ledger(), stop=self.stop,
             policy_versions=tuple(sorted(version for version in set(versions) if version >= 0)),
             verdict=verdict, attribution=attribution, limits={"budget": to_json(self.budget), **(limits or {})},

@@ -98,6 +98,7 @@ class Receipt(Record):
     environment_version: str
     verifier_version: str
     tools: tuple[str, ...]
+    tool_versions: tuple[str, ...] = ()  # of each of `tools`; empty in receipts that were written before tools had any
     ref: EnvironmentRef | None  # None: played in process from a suite that has no name
     task: Task
     seed: int
