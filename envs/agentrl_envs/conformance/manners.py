@@ -149,8 +149,9 @@ def _cancel(case: Case, task: Task, call: Callable[[Environment], Any], share: f
 
     def run(stop_at: int | None) -> tuple[int, bool]:
         environment, count, cancelled = case.suite.make(), 0, False
-        module = sys.modules[type(environment).__module__]
-        folder = str(Path(getattr(module, "__file__", None) or __file__).parent)
+        module = sys.modules.get(type(environment).__module__)
+        file = getattr(module, "__file__", None)
+        folder = str(Path(file).parent) if file else type(environment).step.__code__.co_filename
 
         def trace(frame: FrameType, event: str, _: Any) -> None:
             nonlocal count
