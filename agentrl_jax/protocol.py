@@ -7,8 +7,10 @@ Every record is frozen, keyword-only, picklable and made of standard types.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -68,12 +70,16 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tool:
-    """A tool as the policy sees it. `parameters` is a JSON Schema of type object."""
+    """A tool as the policy sees it. `parameters` is a JSON Schema of type object.
+
+    `version` changes with what the tool does: a receipt records it, and a replay that comes to another answer names it.
+    """
 
     name: str
     description: str
     parameters: Mapping[str, Any]
     writes: bool = False
+    version: str = "1"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +97,11 @@ class Action:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnvStatus:
-    """The environment's own health, as it reports it; `ok` means healthy."""
+    """The environment's own health, as it reports it; `ok` means healthy.
+
+    An observation of status `error` or `timeout` that names another service is no answer to the policy: it is asked
+    for again where that is `retryable` (nothing has happened yet), and else the episode fails for infrastructure.
+    """
 
     service: str = "ok"
     retryable: bool = False
@@ -112,6 +122,11 @@ class Observation:
     terminated: bool = False
     truncated: bool = False
     evidence_gain: float | None = None
+
+    @property
+    def unavailable(self) -> bool:
+        """Whether it says that a service is down, which the policy could not have caused."""
+        return self.status in (Status.ERROR, Status.TIMEOUT) and self.env_status.service != "ok"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,8 +192,10 @@ class Attribution:
 class Budget:
     """Limits of one episode; exploration, retries and writes are counted apart.
 
-    `reserve_steps` / `reserve_tool_calls` is what must be left to finish in: once only the reserve
-    is left, the only calls admitted are those of tools named in `finishing`.
+    `min_steps_for_finalize` and `min_tool_calls_for_commit` are the reserve: what must be left to finish in. Once only
+    it is left, calls of tools that are not named in `finishing` are refused, and the policy is told; text, to sum up
+    or to ask, is still heard. With `reserve_reached="stop"` the first such call ends the episode instead, for whoever
+    takes over. Where a tool of `finishing` commits what was written, a write without a reserve to commit in is refused.
     """
 
     steps: int = 16
@@ -186,9 +203,11 @@ class Budget:
     tokens: int = 4096  # tokens the policy may produce in the episode
     write_actions: int = 4
     retries: int = 4  # turns answered with `invalid_action` before the episode is stopped
+    infrastructure_retries: int = 3  # times that a service which was down is asked again; the policy does not see them
     wall_s: float = 600.0
-    reserve_steps: int = 1
-    reserve_tool_calls: int = 1
+    min_steps_for_finalize: int = 1
+    min_tool_calls_for_commit: int = 1
+    reserve_reached: Literal["refuse", "stop"] = "refuse"
     finishing: tuple[str, ...] = ()
 
 
@@ -233,6 +252,8 @@ class Suite:
     `solve(task)` is the reference solution, a turn per item; a `str` item is said verbatim.
     `demonstrate(task, seed)` is a fallible teacher's: errors and recoveries among the turns.
     `attacks(task)` are scripts that try to be scored without solving the task; none may succeed.
+    `chance` is how often well-formed random calls succeed by luck; `hidden` names fields of `task.data` that nothing
+    a policy sees may show (where none is named, conformance takes what the reference solution's last call says).
     """
 
     spec: EnvironmentSpec
@@ -243,6 +264,8 @@ class Suite:
     solve: Callable[[Task], Sequence[ToolCall | str]] | None = None
     demonstrate: Callable[[Task, int], Sequence[ToolCall | str]] | None = None
     attacks: Callable[[Task], Mapping[str, Sequence[ToolCall | str]]] | None = None  # by the attack's name
+    chance: float = 0.0
+    hidden: tuple[str, ...] = ()
     vocabulary: Callable[[], Sequence[str]] | None = None  # texts that show every word the environment uses
     handles: Callable[[], Sequence[str]] | None = None  # words that only name records: any may stand for any
     drills: Callable[[int, int], Sequence[tuple[str, str]]] | None = None  # (count, seed) -> (request, right answer)
@@ -263,6 +286,51 @@ class EnvironmentRef:
         if not isinstance(suite, Suite):
             raise ValueError(f"environment {self.target!r} returned {type(suite).__name__}, expected a Suite")
         return suite
+
+
+class ForkRefused(RuntimeError):
+    """A state was not copied, or the copy is not the state. The message says why; callers count these."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fork:
+    """A second environment in the state of the first, and what making it cost. Whoever forks closes it."""
+
+    environment: Environment
+    snapshot: Snapshot
+    seconds: float
+    bytes: int
+
+
+def fork(suite: Suite, environment: Environment) -> Fork:
+    """A new instance in the same state, verified: its state hash is the snapshot's, and where it got there by replay
+    every observation on the way was the recorded one. Else `ForkRefused`, and nothing stays open.
+    """
+    if suite.spec.fork == "none":
+        raise ForkRefused(f"environment {suite.spec.name!r} says fork='none'")
+    started = time.perf_counter()
+    snapshot = environment.snapshot()
+    copy = restored(suite, snapshot)
+    return Fork(
+        environment=copy, snapshot=snapshot, seconds=time.perf_counter() - started, bytes=len(snapshot.data)
+    )  # fmt: skip
+
+
+def restored(suite: Suite, snapshot: Snapshot) -> Environment:
+    """A new instance in the snapshot's state, its hash compared. Raises `ForkRefused`."""
+    copy = suite.make()
+    try:
+        copy.restore(snapshot)
+        found = copy.snapshot().hash
+        if found != snapshot.hash:
+            raise ForkRefused(f"the restored state has the hash {found[:12]}, the snapshot {snapshot.hash[:12]}")
+    except BaseException as error:
+        with contextlib.suppress(Exception):
+            copy.close()
+        if isinstance(error, ForkRefused) or not isinstance(error, Exception):
+            raise
+        raise ForkRefused(f"restore raised {type(error).__name__}: {error}") from error
+    return copy
 
 
 def data_dir() -> str | None:

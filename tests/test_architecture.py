@@ -30,7 +30,7 @@ ALLOWED = {
     "runtime": {"protocol", "batch", "sharding", "models", "sampler", "learner", "rollout"},
     "recipes": LEAVES | {"rl", "kernels", "models", "sampler", "learner", "rollout", "runtime", "report"},
     "report": {"protocol"},
-    "cli": {"recipes", "report", "rollout", "runtime"},
+    "cli": {"protocol", "recipes", "report", "rollout", "runtime"},
     "agentrl_envs": {"protocol"},
     "configs": {"protocol", "recipes", "rl", "models", "agentrl_envs"},  # protocol: a config names its environment
 }

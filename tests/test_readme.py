@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from agentrl_envs.conformance import PROPERTIES, case, hold
 
 from agentrl_jax.protocol import Action, Status, Suite
 
@@ -28,6 +29,12 @@ def suite() -> Suite:
 def test_the_mathematics_alone():
     names = run_block("algorithms.dapo()")
     assert names["anchored"].beta == 0.01 and names["objective"].kl is None
+
+
+@pytest.mark.parametrize("held_to", PROPERTIES, ids=lambda held_to: held_to.__name__)
+def test_the_environment_keeps_the_contract(suite, held_to):
+    finding = hold(case(suite), held_to)
+    assert finding.result != "broken", finding.reason
 
 
 def play(suite: Suite, actions):

@@ -20,7 +20,7 @@ HERE_SIZES, THERE_SIZES = ["512x576x49152", "2048x256x8192"], ["32768x4096x15193
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `agentrl bench`."""
-    parser.add_argument("part", choices=["loss", "sampler"], help="what to measure: the loss head, sampling")
+    parser.add_argument("part", choices=["loss", "sampler", "env"], help="the loss head, sampling, environments")
     parser.add_argument("--preset", metavar="NAME", help="sampler: the model, tiny, small (default) or smollm2-135m")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     parser.add_argument(
@@ -36,10 +36,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Prints time ratios to the naive head, compiled temporary memory and matrix work of every contender.
 
-    For the sampler: tokens a CPU second, and what a prompt that a group shares costs.
+    For the sampler: tokens a CPU second, and what a prompt that a group shares costs. For environments: what a step
+    costs the host.
     """
     if arguments.part == "sampler":
         return _sampler(arguments)
+    if arguments.part == "env":
+        return _env(arguments)
     if arguments.preset:
         raise UserError(f"--preset {arguments.preset}: bench loss takes --sizes; a preset is for bench sampler")
     names = arguments.sizes or (THERE_SIZES if arguments.topology else HERE_SIZES)
@@ -73,6 +76,18 @@ def _sampler(arguments: argparse.Namespace) -> int:
         raise UserError(f"--preset {preset}: expected one of {', '.join(sampler.PRESETS)}")
     rows = sampler.measure(preset, arguments.rounds)
     print(json.dumps(rows, indent=2) if arguments.json else sampler.table(rows))
+    return 0
+
+
+def _env(arguments: argparse.Namespace) -> int:
+    for option in ("preset", "sizes", "topology"):
+        if getattr(arguments, option):
+            raise UserError(f"--{option}: bench env takes --rounds only")
+    if arguments.rounds < 1:
+        raise UserError(f"--rounds {arguments.rounds}: expected at least 1")
+    env = _benchmark("env", None)
+    rows = env.measure(arguments.rounds)
+    print(json.dumps(rows, indent=2) if arguments.json else env.table(rows))
     return 0
 
 

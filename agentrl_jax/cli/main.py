@@ -1,4 +1,4 @@
-"""`agentrl`: train, evaluate, report, replay, describe, serve, measure. Heavy imports wait for a command."""
+"""`agentrl`: train, evaluate, report, replay, describe, serve, measure, try. Heavy imports wait for a command."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from agentrl_jax import __version__
-from agentrl_jax.cli import bench, serve
+from agentrl_jax.cli import bench, environments, serve
 from agentrl_jax.errors import UserError
 
 USER_ERROR, DIVERGED, SIGNALLED = 2, 1, 128
@@ -27,8 +27,8 @@ class _Parser(argparse.ArgumentParser):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command and returns its exit code: 0, 1 (a replay diverged), 2 (the user can put it right),
-    128 + n where signal n stopped it (Ctrl-C: 130)."""
+    """Runs one command and returns its exit code: 0, 1 (a replay diverged, a check failed), 2 (the user can put it
+    right), 128 + n where signal n stopped it (Ctrl-C: 130)."""
     argv = list(sys.argv[1:] if argv is None else argv)
     try:
         arguments = _parse(argv)
@@ -76,6 +76,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     export.add_argument("destination", metavar="DST", help="the directory to make")
     export.add_argument("--adapter", action="store_true", help="write the adapters alone, as PEFT keeps them")
     _add_models(command("models", None, "Fetch a pretrained policy into the local cache, or convert one."))
+    environments.add_arguments(command("env", None, "List environments, check one, or play in it."), _Parser)
     serve.add_arguments(command("serve", _serve, "Serve a checkpoint to clients of the OpenAI API."))
     bench.add_arguments(command("bench", bench.run, "Measure a part of the package, or compile it for a TPU."))
 

@@ -58,7 +58,7 @@ def type_name(annotation: Any) -> str:
 def _read(text: str, annotation: Any, name: str) -> Any:
     origin, args = typing.get_origin(annotation), typing.get_args(annotation)
     if annotation is Any:
-        return _json_or_text(text)
+        return json_or_text(text)
     if origin is typing.Annotated:
         return _read(text, args[0], name)
     if origin in (Union, types.UnionType):
@@ -150,7 +150,8 @@ def _read_mapping(text: str) -> Any:
     return value
 
 
-def _json_or_text(text: str) -> Any:
+def json_or_text(text: str) -> Any:
+    """The JSON value that the text is, else the text itself."""
     try:
         return json.loads(text)
     except ValueError:

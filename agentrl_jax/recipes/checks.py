@@ -26,7 +26,8 @@ from agentrl_jax.runtime import grammars
 _COUNTS = {  # smallest whole number that makes sense
     "rollout": dict.fromkeys(
         ("workers", "slots", "max_turn_tokens", "max_segments", "bank", "prefill_chunk", "decode_steps"), 1
-    ),
+    )
+    | {"max_consecutive_drops": 1, "evidence_patience": 0},
     "policy": dict.fromkeys(("layers", "width", "heads", "kv_heads", "mlp_width", "vocab_size"), 1),
     "sft": dict.fromkeys(("steps", "rows", "width", "micro_rows", "check_every", "check_episodes"), 1)
     | dict.fromkeys(("drills", "warmup"), 0),
@@ -37,7 +38,7 @@ _COUNTS = {  # smallest whole number that makes sense
     "external": {"attempts": 1},
 }
 _POSITIVE = {
-    "rollout": ("temperature", "start_deadline_s", "step_deadline_s"),
+    "rollout": ("temperature", "start_deadline_s", "step_deadline_s", "stall_s"),
     "external": ("deadline_s", "reload_deadline_s"),
     "sft": ("learning_rate", "max_grad_norm"),
     "loop": ("learning_rate", "max_grad_norm"),
@@ -154,6 +155,7 @@ def _check_rollout(config: RunConfig) -> None:
         r.max_turn_tokens < r.context,
         f"rollout.max_turn_tokens={r.max_turn_tokens} must be below rollout.context={r.context}",
     )
+    _check_failures(config)
     _check_cut("rollout", r.cut)
     for name, value in (("top_k", r.top_k), ("min_p", r.min_p)):
         _require(value != 1, f"rollout.{name}={value} leaves one token to draw, and nothing to learn from")
@@ -179,6 +181,33 @@ def _check_rollout(config: RunConfig) -> None:
         p = config.policy
         _require(p.width % p.heads == 0, f"policy.heads={p.heads} must divide policy.width={p.width}")
         _require(p.heads % p.kv_heads == 0, f"policy.kv_heads={p.kv_heads} must divide policy.heads={p.heads}")
+
+
+def _check_failures(config: RunConfig) -> None:
+    r = config.rollout
+    for name in ("max_failure_fraction", "min_valid_fraction"):
+        value = getattr(r, name)
+        _require(0 <= value <= 1, f"rollout.{name}={value}: expected a share of the episodes, from 0 to 1")
+    _require(0 <= r.free_space_gb < math.inf, f"rollout.free_space_gb={r.free_space_gb}: expected 0 (off) or more")
+    longest = {name: getattr(r, name) for name in ("start_deadline_s", "step_deadline_s")}
+    if config.external.url is not None:
+        longest["external.deadline_s"] = config.external.deadline_s
+    for name, seconds in longest.items():
+        _require(
+            r.stall_s > seconds,
+            f"rollout.stall_s={r.stall_s} must be above {name}={seconds}: one slow answer would end the run",
+        )
+    if r.evidence_patience:
+        _require(
+            0 < r.evidence_threshold <= 1,
+            f"rollout.evidence_threshold={r.evidence_threshold}: with evidence_patience={r.evidence_patience} expected "
+            "a gain above 0, at most 1",
+        )
+    else:
+        _require(
+            r.evidence_threshold == 0,
+            f"rollout.evidence_threshold={r.evidence_threshold} has no effect without rollout.evidence_patience",
+        )
 
 
 def _check_external(config: RunConfig) -> None:

@@ -15,6 +15,7 @@ from agentrl_jax.models.lora import Lora
 from agentrl_jax.protocol import EnvironmentRef, Json
 from agentrl_jax.rl.objective import Objective
 from agentrl_jax.rl.types import Reward
+from agentrl_jax.rollout.budgets import EvidenceRule
 from agentrl_jax.rollout.sampling import WHOLE, Cut
 
 Stage = Callable[[Any], None]  # takes the run, recipes.run.Run
@@ -88,11 +89,26 @@ class Rollout:
     start_deadline_s: float = 60.0
     step_deadline_s: float = 10.0
     max_segments: int = 8  # samples of an episode whose history is rendered anew (policy.history="template")
-    max_failure_fraction: float = 0.25  # above this share of failed episodes in one step the run stops
+    # Each of these ends the run with a line that says what to do. An episode is dropped where it failed for reasons
+    # outside the policy; it is valid where it is not dropped and has a score.
+    max_failure_fraction: float = 0.25  # the share of a step's or an evaluation's episodes that may be dropped
+    max_consecutive_drops: int = 32  # dropped one after another, over steps
+    min_valid_fraction: float = 0.5  # of a step's episodes
+    stall_s: float = 900.0  # without one answer of an environment or one sampled turn
+    # Stop an episode once so many measured exchanges in a row each gained less evidence than the threshold; 0 is off.
+    evidence_patience: int = 0
+    evidence_threshold: float = 0.0
+    free_space_gb: float = 1.0  # a run does not start, and stops between steps, with less room for its directory
 
     @property
     def cut(self) -> Cut:
         return Cut(top_k=self.top_k, top_p=self.top_p, min_p=self.min_p)
+
+    @property
+    def evidence(self) -> EvidenceRule | None:
+        if not self.evidence_patience:
+            return None
+        return EvidenceRule(threshold=self.evidence_threshold, patience=self.evidence_patience)
 
     @property
     def records(self) -> bool:

@@ -59,6 +59,17 @@ def prepare(config: RunConfig, directory: Path, *, resume: bool, source: Source 
         ) from error
 
 
+def require_space(directory: Path, floor_gb: float) -> None:
+    """Raises `UserError` where the disk of `directory` has less than `floor_gb` GB left: a full one tears files."""
+    place = next(path for path in (directory.absolute(), *directory.absolute().parents) if path.exists())
+    free = shutil.disk_usage(place).free / 1e9
+    if free < floor_gb:
+        raise UserError(
+            f"{directory}: {free:.2f} GB of its disk are free, and a run needs rollout.free_space_gb={floor_gb:g}: "
+            "make room, give another place with runs=DIR, or lower the setting"
+        )
+
+
 def _differences(before: object, after: object, path: str = "") -> list[str]:
     if isinstance(before, dict) and isinstance(after, dict):
         keys = sorted(set(before) | set(after))
@@ -113,7 +124,7 @@ def discard(directory: Path) -> None:
     for name in ("checkpoints", "tensorboard", "published"):
         shutil.rmtree(directory / name, ignore_errors=True)
     names = ("config.json", "config.py", "overrides.json", ".lock", "timing.json", "receipts.jsonl", "metrics.jsonl")
-    for name in (*names, "evaluations.jsonl", "transcripts.jsonl"):
+    for name in (*names, "evaluations.jsonl", "transcripts.jsonl", "infrastructure.jsonl"):
         (directory / name).unlink(missing_ok=True)
     with suppress(OSError):  # other files lie there: they are not ours
         directory.rmdir()

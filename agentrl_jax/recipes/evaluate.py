@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agentrl_jax.errors import UserError
+from agentrl_jax.protocol import StopReason
 from agentrl_jax.rollout.collect import EpisodePlan
 from agentrl_jax.rollout.records import Trajectory
 
 if TYPE_CHECKING:
     from agentrl_jax.recipes.run import Run
 
+_OUT_OF_BUDGET = (StopReason.BUDGET, StopReason.TOKEN_CAP)
 _EVALUATION = 1  # first element of every request key here; training has 0
 
 
@@ -44,6 +47,35 @@ def refuse_broken(trajectories: Sequence[Trajectory], limit: float) -> None:
         )
 
 
+def refuse_thin(trajectories: Sequence[Trajectory], least: float) -> None:
+    """Stop where too few of a batch's episodes can be learned from: what is left speaks of other tasks."""
+    valid = sum(t.valid for t in trajectories)
+    if valid < least * len(trajectories):
+        unscored = sum(t.unscored and t.attribution is None for t in trajectories)
+        raise UserError(
+            f"{valid} of {len(trajectories)} episodes of the step are valid (rollout.min_valid_fraction={least}); "
+            f"{unscored} were left unscored by the verifier: see why with `agentrl triage RUN_DIR`, mend it, --resume"
+        )
+
+
+class Drops:
+    """Counts the episodes in a row that failed for reasons outside the policy, over the steps of a run."""
+
+    def __init__(self, limit: int, directory: Path) -> None:
+        self.limit, self.directory, self.count = limit, directory, 0
+
+    def add(self, trajectory: Trajectory) -> None:
+        """Raises `UserError` at the one that reaches the limit."""
+        lost = trajectory.attribution
+        self.count = self.count + 1 if lost is not None and lost.leaves_batch else 0
+        if lost is not None and self.count >= self.limit:
+            raise UserError(
+                f"{self.count} episodes in a row failed for reasons outside the policy "
+                f"(rollout.max_consecutive_drops={self.limit}), the last: {lost}; run one again with "
+                f"`agentrl replay {self.directory}/infrastructure.jsonl:1`, mend the environment, then --resume"
+            )
+
+
 def measure(trajectories: Sequence[Trajectory]) -> dict[str, Any]:
     """The figures of an evaluation, from its trajectories."""
     scored = [t for t in trajectories if t.valid]
@@ -58,6 +90,8 @@ def measure(trajectories: Sequence[Trajectory]) -> dict[str, Any]:
         "violation_rate": sum(t.violated for t in scored) / count,
         "mean_tool_calls": sum(t.tool_calls for t in scored) / count,
         "failures": failures(trajectories),
+        "premature_stop_rate": sum(t.stop is StopReason.EARLY_STOP for t in scored) / count,
+        "unfinished_after_budget": sum(t.stop in _OUT_OF_BUDGET for t in scored) / count,
         "stops": dict(Counter(str(t.stop) for t in trajectories)),
         "segments": sum(t.segments for t in trajectories) / max(1, len(trajectories)),
         "breaks": dict(Counter(cut.reason for t in trajectories for cut in t.breaks)),

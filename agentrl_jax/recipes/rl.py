@@ -15,7 +15,7 @@ from agentrl_jax.errors import UserError
 from agentrl_jax.learner.optimizers import adamw
 from agentrl_jax.learner.score import make_score
 from agentrl_jax.learner.update import make_update
-from agentrl_jax.recipes.evaluate import evaluate, measure, refuse_broken
+from agentrl_jax.recipes.evaluate import evaluate, measure, refuse_broken, refuse_thin
 from agentrl_jax.rl.objective import assign, policy_loss
 from agentrl_jax.rl.rewards import check_rewards, decided
 from agentrl_jax.rollout.buffer import Buffer
@@ -124,7 +124,9 @@ def roll_out(run: Run, loop: Loop, plans: list[EpisodePlan]) -> list[list[Trajec
             f"{loop.tasks - len(groups)} of {loop.tasks} groups were sampled by older params than those published: was "
             "the inference server restarted meanwhile? --resume publishes anew"
         )
-    refuse_broken([t for group in groups for t in group], r.max_failure_fraction)
+    found = [t for group in groups for t in group]
+    refuse_broken(found, r.max_failure_fraction)
+    refuse_thin(found, r.min_valid_fraction)
     return groups
 
 
@@ -207,6 +209,7 @@ def step_figures(groups: Groups, outcomes: Outcomes, rewards: np.ndarray) -> dic
         "singletons": int((valid.sum(1) == 1).sum()),
         "unscored": int((~valid).sum()),
         **{name: figures[name] for name in ("success", "violation_rate", "mean_tool_calls", "failures", "stops")},
+        **{name: figures[name] for name in ("premature_stop_rate", "unfinished_after_budget")},
         **{name: figures[name] for name in ("segments", "retokenize_mismatch", "breaks", "dropped/token_mismatch")},
     }
 

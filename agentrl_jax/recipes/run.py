@@ -20,6 +20,8 @@ from agentrl_jax.learner.state import LearnerState
 from agentrl_jax.models.lora import trained, with_trained
 from agentrl_jax.protocol import Suite
 from agentrl_jax.recipes.config import RunConfig
+from agentrl_jax.recipes.directory import require_space
+from agentrl_jax.recipes.evaluate import Drops
 from agentrl_jax.recipes.policy import Policy, scorer
 from agentrl_jax.recipes.transcripts import transcript
 from agentrl_jax.rollout.buffer import Buffer
@@ -71,6 +73,10 @@ class Run:
     kept: int = 0  # `at` of the newest checkpoint that this process wrote
     reference: Any = None  # the frozen anchor of a KL term, where there is one
 
+    @cached_property
+    def drops(self) -> Drops:
+        return Drops(self.config.rollout.max_consecutive_drops, self.directory)
+
     # -- placement ---------------------------------------------------------------------------------------------
 
     @cached_property
@@ -100,19 +106,27 @@ class Run:
                 self.published = self.params
 
     def collect(self, plans: Sequence[EpisodePlan], *, temperature: float, cut: Cut) -> Iterator[Trajectory]:
+        rollout = self.config.rollout
+        require_space(self.directory, rollout.free_space_gb)
         for found in collect(
             plans,
             self.engine,
             self.pool,
             self.policy.renderer,
-            max_turn_tokens=self.config.rollout.max_turn_tokens,
+            max_turn_tokens=rollout.max_turn_tokens,
             temperature=temperature,
             cut=cut,
             grammar=self.grammar,
-            max_segments=self.config.rollout.max_segments,
+            max_segments=rollout.max_segments,
+            evidence=rollout.evidence,
+            stall_s=rollout.stall_s,
             alive=self.interrupts.check,
         ):
-            self.sinks.receipt(found.receipt.to_json())
+            receipt = found.receipt.to_json()
+            self.sinks.receipt(receipt)
+            if found.attribution is not None and found.attribution.leaves_batch:
+                self.sinks.broken(receipt)
+            self.drops.add(found)
             yield found
 
     # -- a stage's steps ---------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from agentrl_jax.recipes import evaluate as evaluation
 from agentrl_jax.recipes import policy as policies
 from agentrl_jax.recipes.checks import check, check_devices, check_environment
 from agentrl_jax.recipes.config import RunConfig, stage_name
-from agentrl_jax.recipes.directory import Source, claimed, discard, prepare
+from agentrl_jax.recipes.directory import Source, claimed, discard, prepare, require_space
 from agentrl_jax.recipes.external import open_sampler
 from agentrl_jax.recipes.run import Run
 from agentrl_jax.rollout.buffer import Buffer
@@ -46,6 +46,7 @@ def train(
     Raises `UserError` for anything the user can put right, before anything is written.
     """
     suite, policy = resolve(config)
+    require_space(directory, config.rollout.free_space_gb)
     prepare(config, directory, resume=resume, source=source)
     with ExitStack() as stack:
         stack.enter_context(claimed(directory))

@@ -35,6 +35,8 @@ _METRIC_WORDS = {
     "ratio_deviation_max": "largest |ratio - 1|; on a first on-policy update it must be about 0",
     "clip_fraction": "share of tokens whose ratio was clipped",
     "mean_logprob": "mean log-probability of the policy's own tokens",
+    "premature_stop_rate": "share of episodes that the policy ended before the task was over",
+    "unfinished_after_budget": "share of episodes that used up a budget before they had finished",
     "tokens_per_s": "trained tokens per second of wall time, everything included",
 }
 _HIDDEN_METRICS = ("step", "at", "wall_s", "finite", "reward", "reward_mean", "mean_reward")

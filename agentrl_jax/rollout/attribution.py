@@ -43,7 +43,7 @@ def judge_replay(hashes: tuple[str, ...], observations: tuple[Observation, ...],
             return ReplayEvidence("diverged", f"the replay diverged at {_place(index)}")
     if failure is None:
         return ReplayEvidence("not_reproduced", f"the same {expected - 1} actions went through in a fresh worker")
-    if failure.kind in ("exception", "garbage") or failure.phase in ("start", "reset"):
+    if failure.kind in ("exception", "garbage", "unavailable") or failure.phase in ("start", "reset"):
         return ReplayEvidence("broke", f"the replay broke the environment: {failure}")
     if len(observations) < len(hashes):
         return ReplayEvidence("diverged", f"the replay failed at {_place(len(observations))}, which once went through")
@@ -55,7 +55,7 @@ def attribute(failure: Failure, evidence: ReplayEvidence | None = None) -> Attri
 
     | failure | cause |
     | --- | --- |
-    | start, reset, snapshot, close, sample; an exception or garbage from step | environment |
+    | start, reset, snapshot, close, sample; an exception, garbage or a service down in step | environment |
     | exception, deadline, garbage or crash of the verifier | evaluator |
     | step: hang or crash, reproduced by replay | policy |
     | step: hang or crash, not reproduced, or the replay broke | environment |
@@ -65,7 +65,7 @@ def attribute(failure: Failure, evidence: ReplayEvidence | None = None) -> Attri
     seen = str(failure)
     if failure.phase == "verify":
         return Attribution(cause=Cause.EVALUATOR, evidence=seen)
-    if failure.phase not in ("step", "idle") or failure.kind in ("exception", "garbage"):
+    if failure.phase not in ("step", "idle") or failure.kind in ("exception", "garbage", "unavailable"):
         return Attribution(cause=Cause.ENVIRONMENT, evidence=seen)
     finding = evidence.finding if evidence is not None else "impossible"
     detail = evidence.detail if evidence is not None else "no replay was possible"

@@ -26,7 +26,7 @@ class Meter:
 
     A refused turn spends no step, so that the reserve is still there to finish in; refused turns are limited by
     `Budget.retries` as turns answered with `invalid_action` are, each counted apart. Without `finishing` tools there is
-    nothing to reserve for, and `reserve_*` have no effect. A turn is admitted or refused as a whole.
+    nothing to reserve for, and the reserve has no effect. A turn is admitted or refused as a whole.
     """
 
     def __init__(
@@ -41,11 +41,29 @@ class Meter:
         self._writing = {tool.name for tool in tools if tool.writes}
         self._finishing = set(budget.finishing)
         self._started = clock()
+        self._touched = False  # a call was refused for the reserve's sake
         self._dry = 0  # measured exchanges in a row under the evidence threshold
-        self._spent = dict.fromkeys(("steps", "tool_calls", "exploration", "writes", "retries", "denied", "tokens"), 0)
+        counted = (
+            "steps",
+            "tool_calls",
+            "exploration",
+            "writes",
+            "retries",
+            "denied",
+            "infrastructure_retries",
+            "tokens",
+        )
+        self._spent = dict.fromkeys(counted, 0)
 
     def ledger(self) -> Ledger:
         return Ledger(**self._spent, wall_s=round(self._clock() - self._started, 6))
+
+    def retry_infrastructure(self, count: int = 1) -> None:
+        """Book what was asked again because it had failed for reasons outside the policy."""
+        self._spent["infrastructure_retries"] += count
+
+    def infrastructure_retries_left(self) -> int:
+        return self.budget.infrastructure_retries - self._spent["infrastructure_retries"]
 
     def tokens_left(self) -> int:
         return self.budget.tokens - self._spent["tokens"]
@@ -62,12 +80,16 @@ class Meter:
         reserve = bool(self._finishing) and not finishes
         writes = sum(name in self._writing and name not in self._finishing for name in names)
         left = budget.tool_calls - spent["tool_calls"]
+        if reserve and writes and not (budget.min_steps_for_finalize and budget.min_tool_calls_for_commit):
+            return f"budget: no steps or tool calls are reserved for {self._closers()}, without which no write is begun"
         if len(names) > left:
             return f"budget tool_calls: {left} of {budget.tool_calls} left, the turn makes {len(names)}"
-        if reserve and len(names) > left - budget.reserve_tool_calls:
-            return f"budget tool_calls: the last {budget.reserve_tool_calls} are kept for {self._closers()}"
-        if reserve and budget.steps - spent["steps"] <= budget.reserve_steps:
-            return f"budget steps: the last {budget.reserve_steps} are kept for {self._closers()}"
+        if reserve and len(names) > left - budget.min_tool_calls_for_commit:
+            self._touched = True
+            return f"budget tool_calls: the last {budget.min_tool_calls_for_commit} are kept for {self._closers()}"
+        if reserve and budget.steps - spent["steps"] <= budget.min_steps_for_finalize:
+            self._touched = True
+            return f"budget steps: the last {budget.min_steps_for_finalize} are kept for {self._closers()}"
         if spent["writes"] + writes > budget.write_actions:
             return f"budget write_actions: all {budget.write_actions} are used"
         return None
@@ -104,6 +126,7 @@ class Meter:
             or spent["tool_calls"] >= budget.tool_calls
             or spent["retries"] > budget.retries
             or spent["denied"] > budget.retries
+            or (self._touched and budget.reserve_reached == "stop")
             or self._clock() - self._started >= budget.wall_s
         ):
             return StopReason.BUDGET

@@ -6,10 +6,13 @@ key, and which episodes share a prompt's computation follows from their places i
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from math import inf
 
+from agentrl_jax.errors import UserError
 from agentrl_jax.protocol import Action, Attribution, Cause, Observation, StopReason, Verdict
 from agentrl_jax.rollout.attribution import (
     ReplayEvidence,
@@ -40,6 +43,7 @@ from agentrl_jax.rollout.wire import Command, Failure, Finish, Perform, Replay, 
 
 __all__ = ["EpisodePlan", "collect", "play"]
 _GLANCE_S = 0.25  # how long a wait for the environments goes on before `alive` is asked again
+_NAMED = 4  # episodes that a message names
 MAX_HEALS = 3  # per episode: an environment that loses its state more often than this is broken
 
 
@@ -82,6 +86,7 @@ def collect(
     healing: bool = True,
     evidence: EvidenceRule | None = None,
     max_segments: int = MAX_SEGMENTS,
+    stall_s: float = inf,
     alive: Callable[[], None] = lambda: None,
 ) -> Iterator[Trajectory]:
     """Run every episode of `plan` and yield each trajectory as it finishes, failed ones too, with their cause.
@@ -90,9 +95,10 @@ def collect(
     their common prompt once. A worker that dies or hangs is replaced and, with `healing`, its state is rebuilt
     by replay where the environment allows it; no other episode waits. Closing the iterator early kills what runs.
     Every turn is sampled with `temperature`, `cut` and `grammar`; see `SampleRequest`.
-    `alive` is called between moves; what it raises ends the collection there.
+    `alive` is called between moves; what it raises ends the collection there. Raises `UserError` that names who waits
+    for what once no environment has answered and no turn has been sampled for `stall_s` seconds.
     """
-    settings = max_turn_tokens, temperature, cut, grammar, healing, evidence, max_segments
+    settings = max_turn_tokens, temperature, cut, grammar, healing, evidence, max_segments, stall_s
     driver = _Driver(plan, sampler, pool, renderer, *settings)
     try:
         yield from driver.run(alive)
@@ -103,20 +109,24 @@ def collect(
 class _Driver:
     def __init__(self, plan: Sequence[EpisodePlan], sampler: Sampler, pool: Pool, renderer: Renderer,
                  max_turn_tokens: int, temperature: float, cut: Cut, grammar: str | None, healing: bool,
-                 evidence: EvidenceRule | None, max_segments: int) -> None:  # fmt: skip
+                 evidence: EvidenceRule | None, max_segments: int, stall_s: float) -> None:  # fmt: skip
         self.sampler, self.pool, self.renderer = sampler, pool, renderer
         self.max_turn_tokens, self.temperature, self.cut, self.grammar = max_turn_tokens, temperature, cut, grammar
         self.healing, self.evidence, self.max_segments = healing, evidence, max_segments
         self.waiting = deque(_units(plan, sampler.slots, pool.workers))
         self.by_slot: dict[int, _Run] = {}
         self.by_worker: dict[int, _Run] = {}
+        self.stall_s, self.moved_at = stall_s, time.monotonic()
+        self.freed = True  # slots and workers may be there for units that wait
         self.finished: list[Trajectory] = []
         self.limits = {"deadlines": to_json(pool.deadlines), "max_turn_tokens": max_turn_tokens}
 
     def run(self, alive: Callable[[], None]) -> Iterator[Trajectory]:
         while self.waiting or self.by_slot:
             alive()
-            self._start_units()
+            if self.freed:
+                self.freed = False
+                self._start_units()
             replies = self.pool.poll(0.0 if self.sampler.busy else _GLANCE_S)
             for worker, reply in replies:
                 if worker in self.by_worker:
@@ -124,11 +134,25 @@ class _Driver:
             samples = self.sampler.advance() if self.sampler.busy else []
             for sample in samples:
                 self._on_sample(self.by_slot[sample.slot], sample)
-            if not (replies or samples or self.sampler.busy or self.pool.expects):
-                stuck = ", ".join(f"{run.plan.task.id!r} ({run.slot})" for run in self.by_slot.values()) or "none"
-                raise RuntimeError(f"nothing is left to wait for; episodes (slots) not over: {stuck}")
+            if replies or samples:
+                self.moved_at = time.monotonic()
+            elif not (self.sampler.busy or self.pool.expects):
+                raise RuntimeError(f"nothing is left to wait for; episodes not over: {self._stuck()}")
+            elif time.monotonic() - self.moved_at > self.stall_s:
+                raise UserError(
+                    f"nothing has moved for {self.stall_s:g} s (rollout.stall_s); waiting: {self._stuck()}. Look at "
+                    "what they wait for (an inference server, a worker), then --resume; raise the setting where turns "
+                    "take long"
+                )
             finished, self.finished = self.finished, []
             yield from finished
+
+    def _stuck(self) -> str:
+        """Who waits for what, the first few."""
+        phases = ((run, "sample" if run.sampling else self.pool.phase(run.worker)) for run in self.by_slot.values())
+        names = [f"task {run.plan.task.id!r} member {run.plan.member} in {phase}" for run, phase in phases]
+        more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+        return ", ".join(names[:_NAMED]) + more or f"none, {len(self.waiting)} units not begun"
 
     def abandon(self) -> None:
         for worker in list(self.by_worker):
@@ -172,6 +196,8 @@ class _Driver:
         self.pool.submit(worker, Reset(plan.task, plan.seed))
 
     def _on_reply(self, run: _Run, reply: Reply) -> None:
+        if reply.retried:
+            run.episode.meter.retry_infrastructure(reply.retried)
         if run.lost is not None:
             self._on_replay(run, run.lost, reply)
         elif isinstance(reply, Failure):
@@ -242,7 +268,7 @@ class _Driver:
         if isinstance(move, Act):
             command: Command = Perform(move.action)
         else:
-            command = Finish(run.plan.task, run.episode.performed)
+            command = Finish()
         if run.lost is not None:
             run.queued = command
         else:
@@ -259,6 +285,13 @@ class _Driver:
         )  # fmt: skip
 
     def _on_failure(self, run: _Run, failure: Failure) -> None:
+        if (
+            run.resetting
+            and failure.kind in ("timeout", "crash")
+            and run.episode.meter.infrastructure_retries_left() > 0
+        ):
+            run.episode.meter.retry_infrastructure()
+            return self.pool.submit(run.worker, Reset(run.plan.task, run.plan.seed))
         replayable = self.healing and not run.resetting and wants_replay(failure, self.pool.spec)
         if replayable and run.episode.healed < MAX_HEALS:
             run.lost = failure
@@ -316,6 +349,7 @@ class _Driver:
         )
         del self.by_slot[run.slot], self.by_worker[run.worker]
         pool.release(run.worker)
+        self.freed = True
 
 
 def _units(plan: Sequence[EpisodePlan], slots: int, workers: int) -> list[_Unit]:

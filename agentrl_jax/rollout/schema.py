@@ -80,11 +80,17 @@ def coerce(text: str, schema: Mapping[str, Any], where: str) -> Any:
 
 
 def read_json(text: str) -> Any:
-    """`json.loads`, where every way to fail (deep nesting and NaN too) is a `ValueError`: policies write this text."""
+    """`json.loads`, where every way to fail (deep nesting, NaN, half a character too) is a `ValueError`: policies write
+    this text. Half a character would come back in an answer that no tokenizer can read."""
     try:
-        return json.loads(text, parse_constant=_refuse_constant)
+        value = json.loads(text, parse_constant=_refuse_constant)
+        if "\\ud" in text or "\\uD" in text:
+            json.dumps(value, ensure_ascii=False).encode()
+        return value
     except RecursionError:
         raise ValueError("nested too deeply") from None
+    except UnicodeEncodeError:
+        raise ValueError("a surrogate without its other half is no text") from None
 
 
 def _refuse_constant(name: str) -> Any:

@@ -1,7 +1,8 @@
 """Where a run writes what happened: JSON lines for programs and the report, TensorBoard for curves.
 
 A run directory holds config.json, metrics.jsonl, evaluations.jsonl, transcripts.jsonl, receipts.jsonl,
-timing.json, summary.json and tensorboard/. Every line is complete or absent, also after SIGKILL.
+infrastructure.jsonl (the receipts of episodes that failed for reasons outside the policy), timing.json, summary.json
+and tensorboard/. Every line is complete or absent, also after SIGKILL.
 """
 
 from __future__ import annotations
@@ -109,7 +110,7 @@ class TensorBoardSink:
 class RunSinks:
     """All the sinks of one run directory; use it as a context manager.
 
-    `metrics`, `evaluation`, `transcript` and `receipt` each write one row.
+    `metrics`, `evaluation`, `transcript`, `receipt` and `broken` each write one row.
     """
 
     def __init__(self, run_dir: str | Path, *, tensorboard: bool = True) -> None:
@@ -118,6 +119,7 @@ class RunSinks:
         self._evaluations = JsonlSink(run_dir / "evaluations.jsonl")
         self._transcripts = JsonlSink(run_dir / "transcripts.jsonl")
         self._receipts = JsonlSink(run_dir / "receipts.jsonl")
+        self._broken = JsonlSink(run_dir / "infrastructure.jsonl")
         self._board = TensorBoardSink(run_dir / "tensorboard") if tensorboard else None
 
     def metrics(self, row: Row) -> None:
@@ -135,6 +137,10 @@ class RunSinks:
 
     def receipt(self, row: Row) -> None:
         self._receipts.write(row)
+
+    def broken(self, row: Row) -> None:
+        """The receipt of an episode that left the batch."""
+        self._broken.write(row)
 
     def truncate_after(self, is_later: Callable[[Row], bool]) -> int:
         """Drops the later rows of metrics, evaluations and transcripts, and from TensorBoard. Receipts carry no
@@ -156,7 +162,7 @@ class RunSinks:
             self._board.write(_as_evaluation(row))
 
     def close(self) -> None:
-        for sink in (self._metrics, self._evaluations, self._transcripts, self._receipts, self._board):
+        for sink in (self._metrics, self._evaluations, self._transcripts, self._receipts, self._broken, self._board):
             if sink is not None:
                 sink.close()
 

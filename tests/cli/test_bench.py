@@ -122,6 +122,23 @@ def test_a_bad_option_of_the_sampler_is_named(options, words, capsys):
     refused(["bench", "sampler", *options], words, capsys)
 
 
+def test_what_a_step_costs_the_host_is_printed(monkeypatch, capsys):
+    from benchmarks import env
+
+    monkeypatch.setattr(env, "timed", lambda work, rounds: {"cpu_us_per_step": work() / 8, "steps_per_s": 9000.0})
+    monkeypatch.setattr(env, "start", lambda workers, start=env.start: start(4))
+    assert main(["bench", "env", "--rounds", "1", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert [row["value"] for row in rows[:3]] == [64.0, 64.0, 9000.0], "512 steps, in this process and in two others"
+    assert rows[3]["unit"] == "s" and rows[3]["value"] > 0
+    assert len(env.table(rows).splitlines()) == 5
+
+
+@pytest.mark.parametrize("options, words", [(["--rounds", "0"], ["--rounds 0"]), (["--preset", "tiny"], ["--preset"])])
+def test_a_bad_option_of_the_environments_is_named(options, words, capsys):
+    refused(["bench", "env", *options], words, capsys)
+
+
 def refused(argv, words, capsys):
     assert main(argv) == 2
     captured = capsys.readouterr()

@@ -234,11 +234,12 @@ def test_the_receipt_replays_and_divergence_is_named(pool, ref, renderer):
 
     other = replace(done.receipt, task=replace(done.receipt.task, data={"goal": 4, "fault": ""}))
     found = replay(other)
-    assert found is not None and found.where == "reset" and "recorded versions" in found.why
+    assert found is not None and found.where == "reset" and found.cause == "unexplained"
+    assert "recorded versions" in found.why
     step = replace(done.receipt.steps[1], wall_ms=0.0)
     altered = replace(done.receipt, steps=(done.receipt.steps[0], step, *done.receipt.steps[2:]))
     found = replay(altered)
-    assert found is not None and found.step == 1 and "altered" in found.why
+    assert found is not None and found.step == 1 and found.cause == "altered receipt"
 
 
 def test_a_hang_replays_as_a_hang(pool, renderer):

@@ -99,7 +99,7 @@ def test_an_empty_answer_to_text_is_an_early_stop(renderer):
 
 
 def test_the_reserve_admits_finishing_calls_only(renderer):
-    episode = begun(renderer, Budget(steps=2, reserve_steps=1, finishing=("finish",)))
+    episode = begun(renderer, Budget(steps=2, min_steps_for_finalize=1, finishing=("finish",)))
     episode.on_sample(say(renderer, ADD))
     episode.on_observation(tell(), 0.0)
     answer = episode.on_sample(say(renderer, ADD))
@@ -116,7 +116,7 @@ def test_the_reserve_admits_finishing_calls_only(renderer):
     ("budget", "stop"),
     [
         (Budget(steps=2), StopReason.BUDGET),
-        (Budget(tool_calls=2, reserve_tool_calls=0), StopReason.BUDGET),
+        (Budget(tool_calls=2, min_tool_calls_for_commit=0), StopReason.BUDGET),
         (Budget(tokens=10), StopReason.TOKEN_CAP),
         (Budget(write_actions=1, retries=0), StopReason.BUDGET),
     ],
@@ -130,6 +130,29 @@ def test_each_budget_ends_an_endless_policy(renderer, budget, stop):
         if isinstance(move, Done):
             break
     assert move == Done(stop)
+
+
+def test_a_reserve_that_is_reached_can_end_the_episode(renderer):
+    budget = Budget(steps=2, reserve_reached="stop", finishing=("finish",))
+    episode = begun(renderer, budget)
+    episode.on_sample(say(renderer, ADD))
+    episode.on_observation(tell(), 0.0)
+    assert isinstance(episode.on_sample(say(renderer, "please")), Act), "text is heard in the reserve, to sum up or ask"
+    episode = begun(renderer, budget)
+    episode.on_sample(say(renderer, ADD))
+    episode.on_observation(tell(), 0.0)
+    assert episode.on_sample(say(renderer, ADD)) == Done(StopReason.BUDGET)
+    t = end(episode)
+    assert t.receipt.ledger.denied == 1 and "kept for finish" in t.receipt.steps[-1].observation.content[0].content
+
+
+def test_a_write_without_a_reserve_to_commit_in_is_refused(renderer):
+    for reserve in ({"min_steps_for_finalize": 0}, {"min_tool_calls_for_commit": 0}):
+        meter = Meter(Budget(finishing=("finish",), **reserve), fake_suites.TOOLS)
+        assert "no write is begun" in meter.admit(Action(text="", calls=(ADD,)))
+        assert meter.admit(Action(text="", calls=(ToolCall(name="look"),))) is None
+    assert Meter(Budget(finishing=("finish",)), fake_suites.TOOLS).admit(Action(text="", calls=(ADD,))) is None
+    assert Meter(Budget(min_steps_for_finalize=0), fake_suites.TOOLS).admit(Action(text="", calls=(ADD,))) is None
 
 
 def test_retries_and_wall_time_are_budgets(renderer):

@@ -159,6 +159,7 @@ def test_line_errors_name_what_is_wrong(text, words):
         ("<tool_call>[1]</tool_call>", "must be {"),
         ('<tool_call>{"name": "pay", "arguments": "x"}</tool_call>', "must be an object"),
         ('<tool_call>{"name": "pay", "arguments": {"order": NaN}}</tool_call>', "NaN"),
+        ('<tool_call>{"name": "pay", "arguments": {"order": 1, "method": "\\ud83d"}}</tool_call>', "surrogate"),
         ("<tool_call>" + "[" * 100_000 + "</tool_call>", "JSON"),
         ('<tool_call>{"name": "?"}</tool_call>', "unknown tool '?'; there are: look, pay"),
         ('<tool_call>{"name": "look"}</tool_call><tool_call>{"name": "pay"}</tool_call>', "missing order"),
@@ -167,6 +168,13 @@ def test_line_errors_name_what_is_wrong(text, words):
 def test_json_errors_name_what_is_wrong(text, words):
     action = JSON.parse(text, TOOLS)
     assert not action.calls and words in str(action.error)
+
+
+def test_two_halves_of_a_character_are_one():
+    tools = {"say": Tool(name="say", description="", parameters={"properties": {"what": {"type": "string"}}})}
+    text = '<tool_call>{"name": "say", "arguments": {"what": "\\ud83d\\ude00 \\\\ud83d"}}</tool_call>'
+    (call,) = JSON.parse(text, tools).calls
+    assert call.arguments == {"what": "\U0001f600 \\ud83d"}
 
 
 def test_an_argument_may_hold_the_text_of_a_tag():

@@ -183,7 +183,7 @@ def resolve(connection: sqlite3.Connection, handles: str, asked: ToolCall) -> tu
             if isinstance(value, bool) or not isinstance(value, str if handles == "real" else int):
                 return f"error {role}"
             if not _exists(connection, role, value):
-                return f"no {role} {str(value)[:24]}"
+                return f"no {role} {str(value)[:24]}".encode(errors="replace").decode()  # half a character is no text
         arguments[role] = value  # type: ignore[assignment]
     return row, arguments
 
