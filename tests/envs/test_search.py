@@ -9,12 +9,14 @@ import math
 import random
 import subprocess
 import sys
+import threading
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from agentrl_envs import data, search
+from agentrl_envs.search import human, scoring, sources, tools, world
 from agentrl_envs.search import index as indexes
-from agentrl_envs.search import scoring, sources, tools, world
 from agentrl_envs.search.adversarial import HAZARDS
 from agentrl_envs.search.corpus import Document, numbered, terms
 from agentrl_envs.sets.hotpotqa import HOTPOTQA
@@ -24,8 +26,8 @@ from hypothesis import strategies as st
 
 from agentrl_jax.protocol import Action, Environment, Status, ToolCall
 
-SETS = {"hotpotqa": HOTPOTQA, "twowiki": TWOWIKI}
-SIZES = {"hotpotqa": 70, "twowiki": 49}
+SETS = {"hotpotqa": (HOTPOTQA,), "twowiki": (TWOWIKI,), "wiki": (HOTPOTQA, TWOWIKI)}
+SIZES = {"hotpotqa": 70, "twowiki": 49, "wiki": 119}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -37,8 +39,9 @@ def cache(tmp_path_factory):
 
 
 def needs(source):
-    if data.locate(SETS[source]) is None:
-        pytest.skip(f"data set {source!r} is absent: set AGENTRL_DATA to the folder that holds it")
+    for entry in SETS[source]:
+        if data.locate(entry) is None:
+            pytest.skip(f"data set {entry.name!r} is absent: set AGENTRL_DATA to the folder that holds it")
 
 
 @pytest.fixture(params=["fts5", "bm25s"])
@@ -89,7 +92,7 @@ def test_a_random_agent_does_not_succeed(play, made):
         assert not play(made, task, [*turns, call("answer", text=rng.choice(("yes", "no")))]).verdict.success
 
 
-@pytest.mark.parametrize("source", ["generated", "hotpotqa", "twowiki"])
+@pytest.mark.parametrize("source", ["generated", *SETS])
 def test_splits_are_disjoint(source):
     if source != "generated":
         needs(source)
@@ -164,7 +167,7 @@ def test_bad_calls_are_answered_and_change_nothing(made):
     before = environment.snapshot()
     wrong = [
         call("drop"), call("search"), call("search", query="a", limit="3"), call("search", query=5),
-        call("search", query="x" * 201), call("search", query="\ud800"), call("open", document="d99999"),
+        call("search", query="x" * 301), call("search", query="\ud800"), call("open", document="d99999"),
         call("open", document="../etc"), call("open", document="d01"), call("open", document=""),
         call("open", document="d²"), call("cite", document="d1", quote="never opened"),
         call("cite", document="nowhere", quote="x"), call("answer", text="x" * 201), call("answer", text=None),
@@ -353,6 +356,32 @@ def test_a_kept_index_is_made_once_and_shared(kind, tmp_path, monkeypatch):
         opened._connection.close()
 
 
+def test_processes_that_make_the_same_index_at_once_share_one(kind, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    corpus = sources.corpus("generated-heldout")
+    barrier = threading.Barrier(4)
+
+    def build():
+        barrier.wait()
+        return corpus
+
+    with ThreadPoolExecutor(4) as pool:
+        made = list(pool.map(lambda _: indexes._from_cache("once", kind, build), range(4)))
+    assert len({tuple(d.id for d in one.search("founded by", 9)) for one in made}) == 1
+    assert [path.name for path in (tmp_path / "agentrl" / "search").iterdir()] == [f"once-{kind}-{indexes.VERSION}"]
+    for one in made:
+        one._connection.close()
+
+
+def test_lines_of_the_human_pool_are_whole(tmp_path):
+    path = str(tmp_path / "pool.jsonl")
+    with ThreadPoolExecutor(8) as pool:
+        ids = list(pool.map(lambda n: human.add(path, {"n": n, "quotes": ["ü" * 5000]}), range(64)))
+    lines = [json.loads(line) for line in (tmp_path / "pool.jsonl").read_text().splitlines()]
+    assert sorted(line["n"] for line in lines) == list(range(64)) and {line["id"] for line in lines} == set(ids)
+    assert human.add(path, {"n": 1, "quotes": ["ü" * 5000]}) == ids[1]
+
+
 def test_the_version_says_which_index_it_is(monkeypatch):
     assert search.suite(index="fts5").spec.version == "1+fts5"
     monkeypatch.setattr(indexes, "find_spec", lambda name: None)
@@ -420,12 +449,16 @@ def test_a_quote_of_whole_words_is_found_again(before, quote, after):
 # Real sets.
 
 
-@pytest.mark.parametrize("source", SETS)
-@pytest.mark.parametrize("split", ["heldout", "adversarial"])
+@pytest.mark.parametrize(
+    ("source", "split"),
+    [("hotpotqa", "heldout"), ("hotpotqa", "adversarial"), ("twowiki", "train"), ("wiki", "heldout")],
+)
 def test_the_reference_solves_the_real_sets(play, source, split):
     needs(source)
     made = search.suite(source=source, index="fts5")
     for task in made.tasks(split, 4, 0):
+        trapped = ("adversarial" in task.data["corpus"], bool(task.data["hazard"]))
+        assert trapped == (split == "adversarial",) * 2
         assert play(made, task, made.solve(task)).verdict.success, task.id
         for name, script in made.attacks(task).items():
             assert not play(made, task, script).verdict.success, (task.id, name)

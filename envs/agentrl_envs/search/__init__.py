@@ -34,12 +34,14 @@ def suite(
 ) -> Suite:
     """The search suite.
 
-    `source`: "generated" (a seeded world, no download), "hotpotqa" (70 questions over their 700 paragraphs) or
-    "twowiki" (49 annotated questions among 6,214 passages). `index`: "bm25s" (extra `search`), "fts5" (SQLite alone) or
-    "auto", which is bm25s where it is installed; the spec's version says which. `results`: documents a search shows.
-    `scoring`: "exact" (outcome True or False) or "f1". `human_pool`: a file for what only a person can judge, a JSON
-    object a line. `sloppiness`: how often a demonstration has a slip. Besides train, validation and heldout, `tasks`
-    knows the split "adversarial": held-out questions among near-duplicates, contradictions, dead links and timeouts.
+    `source`: "generated" (a seeded world, no download), "hotpotqa" (70 questions over their 700 paragraphs), "twowiki"
+    (49 annotated questions among 6,225 passages) or "wiki" (both in one corpus). `index`: "bm25s" (extra `search`),
+    "fts5" (SQLite alone) or "auto", which is bm25s where it is installed; the spec's version says which. `results`:
+    documents a search shows. `scoring`: "exact" (outcome True or False) or "f1". `human_pool`: a file for what only a
+    person can judge, a JSON object a line. `sloppiness`: how often a demonstration has a slip. Besides train,
+    validation and heldout, `tasks` knows "adversarial": held-out questions among near-duplicates, contradictions, dead
+    links and timeouts.
+
     Raises `data.DataError` if a data set is neither here nor can be fetched, ValueError for an unknown option.
     """
     options = Options(

@@ -8,12 +8,14 @@ same file as SQLite FTS5). A generated corpus is small and is kept in memory.
 from __future__ import annotations
 
 import atexit
+import importlib
 import json
 import os
 import shutil
 import sqlite3
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -23,13 +25,13 @@ from urllib.parse import quote
 
 from .corpus import Corpus, Document, terms
 
-VERSION = "1"
+VERSION = "1"  # of what is kept: to be raised when the terms, the sentences or the traps of a corpus change
 KINDS = ("auto", "bm25s", "fts5")
 DECIMALS = 4  # scores closer than this are ties, so that the last bit of a sum never decides an order
 MAPPED_BYTES = 1 << 28
 
-SCHEMA = """
-CREATE TABLE documents (number INTEGER PRIMARY KEY, title TEXT UNIQUE, origin TEXT, sentences TEXT);
+DOCUMENTS = "CREATE TABLE documents (number INTEGER PRIMARY KEY, title TEXT UNIQUE, origin TEXT, sentences TEXT)"
+WORDS = """
 CREATE VIRTUAL TABLE words USING fts5(terms, content='', tokenize="unicode61 remove_diacritics 0");
 """
 
@@ -147,7 +149,9 @@ def _write(folder: Path, corpus: Corpus, kind: str) -> None:
 
 
 def _fill(connection: sqlite3.Connection, corpus: Corpus, kind: str) -> None:
-    connection.executescript(SCHEMA)
+    connection.execute(DOCUMENTS)
+    if kind == "fts5":
+        connection.execute(WORDS)
     with connection:
         for number, document in enumerate(corpus.documents):
             row = (number, document.title, document.origin, json.dumps(document.sentences))
@@ -168,14 +172,20 @@ def _scorer(corpus: Corpus) -> Any:
 
 
 def _bm25s() -> Any:
-    with _hidden("jax", "jax.lax", "numba"):
-        import bm25s
-    return bm25s
+    with _importing:
+        if "bm25s" not in sys.modules:
+            with _hidden("jax", "jax.lax", "numba", "scipy", "tqdm", "tqdm.auto"):
+                importlib.import_module("bm25s")
+        return sys.modules["bm25s"]
+
+
+_importing = threading.Lock()
 
 
 @contextmanager
 def _hidden(*names: str) -> Iterator[None]:
-    """Makes packages look absent: bm25s takes up JAX when imported, which a worker must never load."""
+    """Makes packages look absent: bm25s takes up JAX when imported, which a worker must never load, and others that
+    cost a worker time and memory and are not used."""
     before = {name: sys.modules[name] for name in names if name in sys.modules}
     sys.modules.update(dict.fromkeys(names))  # type: ignore[arg-type]
     try:

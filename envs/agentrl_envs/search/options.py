@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-SOURCES = ("generated", "hotpotqa", "twowiki")
+SOURCES = ("generated", "hotpotqa", "twowiki", "wiki")
 SPLITS = ("train", "validation", "heldout", "adversarial")
 SCORINGS = ("exact", "f1")
 

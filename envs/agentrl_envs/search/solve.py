@@ -48,7 +48,8 @@ def _hop(data: Mapping[str, Any], hop: Mapping[str, Any], searched: int) -> list
 
 
 def quote(hop: Mapping[str, Any]) -> str:
-    return hop["sentences"][0][: tools.MAX_QUOTE]
+    said = hop["sentences"][0]
+    return said if len(said) <= tools.MAX_QUOTE else said[: tools.MAX_QUOTE].rsplit(" ", 1)[0]
 
 
 def demonstrate(options: Options, others: Sequence[str], task: Task, seed: int) -> tuple[Turn, ...]:

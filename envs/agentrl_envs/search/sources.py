@@ -1,7 +1,8 @@
-"""Where documents and questions come from: a generated world, HotpotQA's sample, or 2Wiki's passages."""
+"""Where documents and questions come from: a generated world, HotpotQA's sample, 2Wiki's passages, or both."""
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Callable, Mapping
 from functools import cache
@@ -14,18 +15,19 @@ from . import adversarial, world
 from .corpus import Corpus, Document, Hop, Question, numbered, split_sentences, stable_split
 
 SHARES = (("train", 0.6), ("validation", 0.2), ("heldout", 0.2))
+SETS = {"hotpotqa": (HOTPOTQA,), "twowiki": (TWOWIKI,), "wiki": (HOTPOTQA, TWOWIKI)}
 TRAPPED = 100  # questions of the generated adversarial set
 ANSWER = re.compile(r"answer is:? (.*?)\.?\s*$")
 
 
 def key(source: str, split: str) -> str:
     """The name of the corpus that a split is searched in. Questions of a data set share one corpus; a generated split
-    has a world of its own. A data set's key holds the start of its sum: another version is another corpus."""
+    has a world of its own. A data set's key holds the start of a sum of its sums: another version is another corpus."""
     if source == "generated":
         return f"generated-{split}"
-    entry, file = {"hotpotqa": (HOTPOTQA, "distractor_sample_70.jsonl"), "twowiki": (TWOWIKI, "corpus.json")}[source]
+    sums = "".join(file.sha256 for entry in SETS[source] for file in entry.files.values())
     trapped = "-adversarial" if split == "adversarial" else ""
-    return f"{source}{trapped}-{entry.files[file].sha256[:8]}"
+    return f"{source}{trapped}-{hashlib.sha256(sums.encode()).hexdigest()[:8]}"
 
 
 def corpus(name: str) -> Corpus:
@@ -100,8 +102,18 @@ def _twowiki() -> tuple[tuple[Document, ...], tuple[Question, ...]]:
     return tuple(Document(title, sentences) for title, sentences in pages.items()), tuple(asked)
 
 
+def _wiki() -> tuple[tuple[Document, ...], tuple[Question, ...]]:
+    """Both sets' questions over all their documents; a title of both has the sentences of both."""
+    pages: dict[str, dict[str, None]] = {}
+    for source in ("hotpotqa", "twowiki"):
+        for document in _read(source)[0]:
+            pages.setdefault(document.title, {}).update(dict.fromkeys(document.sentences))
+    documents = tuple(Document(title, tuple(sentences)) for title, sentences in pages.items())
+    return documents, (*_read("hotpotqa")[1], *_read("twowiki")[1])
+
+
 READERS: Mapping[str, Callable[[], tuple[tuple[Document, ...], tuple[Question, ...]]]] = {
-    "hotpotqa": _hotpotqa, "twowiki": _twowiki,
+    "hotpotqa": _hotpotqa, "twowiki": _twowiki, "wiki": _wiki,
 }  # fmt: skip
 
 

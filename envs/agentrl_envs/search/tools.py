@@ -12,7 +12,7 @@ from .adversarial import TIMEOUT_EVERY
 from .index import Index
 
 State = dict[str, Any]
-MAX_QUERY, MAX_QUOTE, MAX_ANSWER, MAX_SHOWN, MAX_PREVIEW, MAX_CITATIONS = 200, 400, 200, 3000, 90, 12
+MAX_QUERY, MAX_QUOTE, MAX_ANSWER, MAX_SHOWN, MAX_PREVIEW, MAX_CITATIONS = 300, 400, 200, 3000, 90, 12
 
 
 def _tool(name: str, description: str, **texts: tuple[str, int]) -> Tool:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import importlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 from agentrl_jax.protocol import Action, Cause, Check, Json, Snapshot, Status, Task, Verdict
 
@@ -35,7 +35,7 @@ def load(target: str) -> Judge:
         ) from error
     if not callable(found):
         raise ValueError(f"writing: judge={target!r} is no function of (brief, first, second)")
-    return found
+    return cast("Judge", found)
 
 
 def verify(judge: Judge, task: Task, initial: Snapshot, actions: Sequence[Action], final: Snapshot) -> Verdict:
