@@ -7,6 +7,9 @@
 | dead_link | the document is gone; a copy under another title is not |
 | flaky_link | the document cannot be reached the first time |
 | timeout | the search times out, the first time and every fourth |
+
+A trap is a part of the world and an answer to the policy, which has to cope: the service itself is healthy, so no trap
+is reported as one that is down, and none is met on the policy's behalf by asking again.
 """
 
 from __future__ import annotations

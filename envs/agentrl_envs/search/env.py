@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Callable
 
-from agentrl_jax.protocol import Action, EnvironmentSpec, EnvStatus, Message, Observation, Snapshot, Status, Task
+from agentrl_jax.protocol import Action, EnvironmentSpec, Message, Observation, Snapshot, Status, Task
 
 from . import tools
 from .index import Index
@@ -49,7 +49,7 @@ class SearchEnvironment:
             return _answer([f"error: {action.error[:200]}"], Status.INVALID_ACTION)
         if not action.calls:
             return _answer([NO_CALL], Status.INVALID_ACTION)
-        texts, status, health = [], Status.OK, EnvStatus()
+        texts, status = [], Status.OK
         before = covered(state)
         index = self._index(state["corpus"])
         for call in action.calls:
@@ -60,9 +60,8 @@ class SearchEnvironment:
             reply = tools.execute(index, self._results, state, call)
             texts.append(reply.text)
             status = status if reply.status is Status.OK else reply.status
-            health = health if reply.env == EnvStatus() else reply.env
         gain = (covered(state) - before) / len(state["support"])
-        return _answer(texts, status, health, terminated=state["answer"] is not None, gain=gain)
+        return _answer(texts, status, terminated=state["answer"] is not None, gain=gain)
 
     def snapshot(self) -> Snapshot:
         content = json.dumps(self._open(), sort_keys=True).encode()
@@ -95,13 +94,10 @@ def covered(state: State) -> int:
     return sum(not set(state["opened"]).isdisjoint(documents) for documents in state["support"])
 
 
-def _answer(
-    texts: list[str], status: Status, health: EnvStatus | None = None, *, terminated: bool = False, gain: float = 0.0
-) -> Observation:
+def _answer(texts: list[str], status: Status, *, terminated: bool = False, gain: float = 0.0) -> Observation:
     return Observation(
         content=tuple(Message(role="tool", content=text) for text in texts),
         status=status,
-        env_status=health or EnvStatus(),
         terminated=terminated,
         evidence_gain=gain,
     )

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from agentrl_jax.protocol import EnvStatus, Status, Tool, ToolCall
+from agentrl_jax.protocol import Status, Tool, ToolCall
 
 from .adversarial import TIMEOUT_EVERY
 from .index import Index
@@ -40,7 +40,6 @@ BY_NAME = {tool.name: tool for tool in TOOLS}
 class Reply(NamedTuple):
     text: str
     status: Status = Status.OK
-    env: EnvStatus = EnvStatus()
 
 
 @dataclass(slots=True)
@@ -95,8 +94,7 @@ def execute(index: Index, results: int, state: State, call: ToolCall) -> Reply:
 def _search(index: Index, results: int, state: State, query: str) -> Reply:
     state["searches"] += 1
     if state["timeouts"] and state["searches"] % TIMEOUT_EVERY == 1:
-        env = EnvStatus(service="search", retryable=True)
-        return Reply("error: the search timed out; try again", Status.TIMEOUT, env)
+        return Reply("error: the search timed out; try again", Status.TIMEOUT)
     found = index.search(query, results)
     if not found:
         return Reply("nothing found; try other words")
@@ -112,8 +110,7 @@ def _open(index: Index, state: State, handle: str) -> Reply:
         return Reply(f"error: {handle} is gone for good; there may be a copy elsewhere", Status.DENIED)
     if handle in state["flaky"]:
         state["flaky"].remove(handle)
-        env = EnvStatus(service="documents", retryable=True)
-        return Reply(f"error: {handle} cannot be reached now; try again", Status.ERROR, env)
+        return Reply(f"error: {handle} did not answer in time; try again", Status.TIMEOUT)
     if handle not in state["opened"]:
         state["opened"].append(handle)
     shown = _cut(document.text, MAX_SHOWN)
