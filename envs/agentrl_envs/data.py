@@ -34,11 +34,13 @@ class DataError(RuntimeError):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class File:
     """One file of a set: the sha256 of its canonical content, its path at the origin, and how the origin's bytes
-    become that content (by default they are it). `origin` None: nothing there can be fetched as one file."""
+    become that content (by default they are it). `origin` None: nothing there can be fetched as one file.
+    `elsewhere`: the (repository, commit) that it comes from, where that is not the set's."""
 
     sha256: str
     origin: str | None
     convert: Callable[[bytes], Any] | None = None
+    elsewhere: tuple[str, str] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +52,12 @@ class DataSet:
     files: Mapping[str, File]
 
     def url(self, file: str) -> str:
-        return f"https://raw.githubusercontent.com/{self.repository}/{self.commit}/{self.files[file].origin}"
+        repository, commit = self.source(file)
+        return f"https://raw.githubusercontent.com/{repository}/{commit}/{self.files[file].origin}"
+
+    def source(self, file: str) -> tuple[str, str]:
+        """The repository and the commit that a file comes from."""
+        return self.files[file].elsewhere or (self.repository, self.commit)
 
 
 def locate(entry: DataSet) -> Path | None:
@@ -103,8 +110,9 @@ def canonical(value: Any) -> bytes:
 def _verified(entry: DataSet, file: str, value: Any) -> Any:
     found = hashlib.sha256(canonical(value)).hexdigest()
     if found != entry.files[file].sha256:
+        repository, commit = entry.source(file)
         raise DataError(
-            f"data set {entry.name!r}: {file} is not the file of {entry.repository} at {entry.commit[:12]} "
+            f"data set {entry.name!r}: {file} is not the file of {repository} at {commit[:12]} "
             f"(sha256 {found[:12]}, expected {entry.files[file].sha256[:12]}); remove it to have it fetched again"
         )
     return value
