@@ -63,6 +63,7 @@ def suite(
         solve=solve.solve,
         demonstrate=partial(_demonstrate, options),
         attacks=partial(_attacks, find),
+        hidden=("answer", "hops", "gone", "flaky"),
     )
 
 

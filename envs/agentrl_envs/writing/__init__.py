@@ -47,6 +47,7 @@ def suite(
         solve=scripts.solve,
         demonstrate=partial(scripts.demonstrate, sloppiness),
         attacks=scripts.attacks,
+        hidden=("rival", "mends", "faults"),
     )
 
 
