@@ -7,8 +7,10 @@ Every record is frozen, keyword-only, picklable and made of standard types.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -233,6 +235,8 @@ class Suite:
     `solve(task)` is the reference solution, a turn per item; a `str` item is said verbatim.
     `demonstrate(task, seed)` is a fallible teacher's: errors and recoveries among the turns.
     `attacks(task)` are scripts that try to be scored without solving the task; none may succeed.
+    `chance` is how often well-formed random calls succeed by luck; `hidden` names fields of `task.data` that nothing
+    a policy sees may show (where none is named, conformance takes what the reference solution's last call says).
     """
 
     spec: EnvironmentSpec
@@ -243,6 +247,8 @@ class Suite:
     solve: Callable[[Task], Sequence[ToolCall | str]] | None = None
     demonstrate: Callable[[Task, int], Sequence[ToolCall | str]] | None = None
     attacks: Callable[[Task], Mapping[str, Sequence[ToolCall | str]]] | None = None  # by the attack's name
+    chance: float = 0.0
+    hidden: tuple[str, ...] = ()
     vocabulary: Callable[[], Sequence[str]] | None = None  # texts that show every word the environment uses
     handles: Callable[[], Sequence[str]] | None = None  # words that only name records: any may stand for any
     drills: Callable[[int, int], Sequence[tuple[str, str]]] | None = None  # (count, seed) -> (request, right answer)
@@ -263,6 +269,51 @@ class EnvironmentRef:
         if not isinstance(suite, Suite):
             raise ValueError(f"environment {self.target!r} returned {type(suite).__name__}, expected a Suite")
         return suite
+
+
+class ForkRefused(RuntimeError):
+    """A state was not copied, or the copy is not the state. The message says why; callers count these."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fork:
+    """A second environment in the state of the first, and what making it cost. Whoever forks closes it."""
+
+    environment: Environment
+    snapshot: Snapshot
+    seconds: float
+    bytes: int
+
+
+def fork(suite: Suite, environment: Environment) -> Fork:
+    """A new instance in the same state, verified: its state hash is the snapshot's, and where it got there by replay
+    every observation on the way was the recorded one. Else `ForkRefused`, and nothing stays open.
+    """
+    if suite.spec.fork == "none":
+        raise ForkRefused(f"environment {suite.spec.name!r} says fork='none'")
+    started = time.perf_counter()
+    snapshot = environment.snapshot()
+    copy = restored(suite, snapshot)
+    return Fork(
+        environment=copy, snapshot=snapshot, seconds=time.perf_counter() - started, bytes=len(snapshot.data)
+    )  # fmt: skip
+
+
+def restored(suite: Suite, snapshot: Snapshot) -> Environment:
+    """A new instance in the snapshot's state, its hash compared. Raises `ForkRefused`."""
+    copy = suite.make()
+    try:
+        copy.restore(snapshot)
+        found = copy.snapshot().hash
+        if found != snapshot.hash:
+            raise ForkRefused(f"the restored state has the hash {found[:12]}, the snapshot {snapshot.hash[:12]}")
+    except BaseException as error:
+        with contextlib.suppress(Exception):
+            copy.close()
+        if isinstance(error, ForkRefused) or not isinstance(error, Exception):
+            raise
+        raise ForkRefused(f"restore raised {type(error).__name__}: {error}") from error
+    return copy
 
 
 def data_dir() -> str | None:

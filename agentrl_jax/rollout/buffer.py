@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
+from agentrl_jax.protocol import StopReason
 from agentrl_jax.rollout.records import Trajectory
 
 
@@ -13,7 +14,8 @@ class Buffer:
     """Collects trajectories until all `group_size` members of a group are there, failed ones too.
 
     `counts` tells what went through it: `added`, `valid`, `unscored`, `stale`, `healed`, `stop/<reason>`, and
-    `cause/<cause>` for the attributed ones.
+    `cause/<cause>` for the attributed ones. Timeouts are told apart: `policy_timeout` (it stays a failure) and
+    `infra_timeout` (the machine did, and the episode left the batch).
     """
 
     def __init__(self, group_size: int) -> None:
@@ -43,6 +45,9 @@ class Buffer:
         self.counts[f"stop/{trajectory.stop}"] += 1
         if trajectory.attribution is not None:
             self.counts[f"cause/{trajectory.attribution.cause}"] += 1
+        if trajectory.stop is StopReason.TIMEOUT:
+            left = trajectory.attribution is not None and trajectory.attribution.leaves_batch
+            self.counts["infra_timeout" if left else "policy_timeout"] += 1
 
     def ready(self) -> list[int]:
         """Ids of the complete groups, in ascending order."""

@@ -70,8 +70,22 @@ def from_json(kind: type[T], data: Mapping[str, Any]) -> T:
 
 def digest(*values: Any) -> str:
     """A 32-digit hash of JSON-ready values; equal values give equal digests on every machine."""
-    text = json.dumps(values, sort_keys=True, separators=(",", ":"), default=to_json)
-    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+    return fingerprint(canonical(values))
+
+
+def canonical(value: Any) -> str:
+    """The one JSON text of a value: keys sorted, no spaces."""
+    return _CANONICAL.encode(value)
+
+
+def fingerprint(*texts: str) -> str:
+    """A 32-digit hash of texts, each with its length, so that no two lists of texts run together. Cheaper than
+    `digest` by the JSON that it does without."""
+    joined = "".join([f"{len(text)}:{text}" for text in texts])
+    return hashlib.blake2b(joined.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+
+
+_CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"), default=to_json)
 
 
 @functools.cache

@@ -242,7 +242,7 @@ class _Driver:
         if isinstance(move, Act):
             command: Command = Perform(move.action)
         else:
-            command = Finish(run.plan.task, run.episode.performed)
+            command = Finish()
         if run.lost is not None:
             run.queued = command
         else:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from itertools import chain
+from typing import Any, NamedTuple, Protocol
 
 from agentrl_jax import __version__
 from agentrl_jax.batch import Source
@@ -29,7 +30,16 @@ from agentrl_jax.protocol import (
 from agentrl_jax.rollout.budgets import EvidenceRule, Meter
 from agentrl_jax.rollout.codec import digest, to_json
 from agentrl_jax.rollout.parallel import known_only, numbered, with_unknown
-from agentrl_jax.rollout.records import GENESIS, Break, Receipt, Step, Trajectory, observation_hash
+from agentrl_jax.rollout.records import (
+    FORMAT,
+    GENESIS,
+    Break,
+    Receipt,
+    Step,
+    Trajectory,
+    observation_hash,
+    step_digest,
+)
 from agentrl_jax.rollout.renderers import Following, Rendered, Said
 from agentrl_jax.rollout.sampling import Sample
 
@@ -88,6 +98,18 @@ class Done:
 Move = Ask | Act | Done
 
 
+class _Stretch(NamedTuple):
+    """Tokens that came together: sampled in one turn, or rendered for one."""
+
+    ids: tuple[int, ...]
+    sources: tuple[int, ...]
+    chosen: bool
+    logprobs: tuple[float, ...]
+    versions: tuple[int, ...]
+    kept: tuple[bytes, ...] | None
+    turn: int
+
+
 class TokenMismatch(ValueError):
     """A sample whose tokens, log-probabilities and versions do not belong together: nothing can be learned from it."""
 
@@ -138,13 +160,8 @@ class Episode:
         self._talk: list[Message | Said] = []
         self._breaks: list[Break] = []
         self._retokenized, self._mismatch = 0, False
-        self._tokens: list[int] = []
-        self._sources: list[int] = []
-        self._mask: list[bool] = []
-        self._logprobs: list[float] = []
-        self._versions: list[int] = []
-        self._turns: list[int] = []
-        self._kept: list[bytes] = []
+        self._stretches: list[_Stretch] = []
+        self._length = 0  # tokens in all of them
 
     @property
     def performed(self) -> tuple[Action, ...]:
@@ -170,17 +187,16 @@ class Episode:
         except ValueError as error:
             raise Unrenderable(f"the first messages cannot be rendered: {error}") from error
         self._talk.extend(observation.content)
-        self._read(rendered)
+        self._read(*rendered)
         self.prompt_length = len(rendered.ids)
-        if stop := self._ended(observation, text=False):
+        if stop := self._ended(observation, text=False) or self.meter.exhausted():
             return self._done(stop)
         return self._ask(rendered.ids, fresh=True)
 
     def on_sample(self, sample: Sample) -> Move:
         """A sampled turn: parse it, and act if the budgets admit it."""
-        count = len(sample.ids)
-        self._append(sample.ids, [int(self.source)] * count, True, sample.logprobs, sample.versions, sample.kept)
-        self.meter.spend_tokens(count)
+        self._say(sample)
+        self.meter.spend_tokens(len(sample.ids))
         self._talk.append(Said(sample.ids))
         if sample.stop != "stop":
             return self._done(StopReason.TOKEN_CAP)
@@ -231,20 +247,29 @@ class Episode:
         """The finished record. Raises `RuntimeError` while the episode still goes on."""
         if self.stop is None:
             raise RuntimeError(f"episode {self.plan.task.id!r} member {self.plan.member} is not over")
-        plan = self.plan
-        receipt = self._receipt(verdict, attribution, verifier_version, ref, limits)
+        plan, parts = self.plan, self._stretches
+        versions = tuple(chain.from_iterable([part.versions for part in parts]))
+        receipt = self._receipt(verdict, attribution, verifier_version, ref, limits, versions)
         return Trajectory(
             group=plan.group, member=plan.member, task=plan.task, seed=plan.seed,
-            tokens=tuple(self._tokens), sources=tuple(self._sources), action_mask=tuple(self._mask),
-            behavior_logprobs=tuple(self._logprobs), policy_versions=tuple(self._versions),
-            turn_ids=tuple(self._turns), prompt_length=self.prompt_length, stop=self.stop,
+            tokens=tuple(chain.from_iterable([part.ids for part in parts])),
+            sources=tuple(chain.from_iterable([part.sources for part in parts])),
+            action_mask=tuple(chain.from_iterable([(part.chosen,) * len(part.ids) for part in parts])),
+            behavior_logprobs=tuple(chain.from_iterable([part.logprobs for part in parts])), policy_versions=versions,
+            turn_ids=tuple(chain.from_iterable([(part.turn,) * len(part.ids) for part in parts])),
+            prompt_length=self.prompt_length, stop=self.stop,
             verdict=verdict, attribution=attribution, receipt=receipt,
             breaks=tuple(self._breaks), retokenize_mismatch=self._retokenized, token_mismatch=self._mismatch,
-            kept=tuple(self._kept) if any(self._kept) else None,
+            kept=self._kept(),
         )  # fmt: skip
 
+    def _kept(self) -> tuple[bytes, ...] | None:
+        parts = [(b"",) * len(part.ids) if part.kept is None else part.kept for part in self._stretches]
+        return tuple(chain.from_iterable(parts)) if any(any(part) for part in parts) else None
+
     def _receipt(self, verdict: Verdict | None, attribution: Attribution | None, verifier_version: str,
-                 ref: EnvironmentRef | None, limits: Mapping[str, Any] | None) -> Receipt:  # fmt: skip
+                 ref: EnvironmentRef | None, limits: Mapping[str, Any] | None, versions: tuple[int, ...],
+                 ) -> Receipt:  # fmt: skip
         plan, spec = self.plan, self.spec
         assert self.stop is not None
         actions = [to_json(step.action) for step in self._steps if step.performed]
@@ -253,10 +278,10 @@ class Episode:
             environment=spec.name, environment_version=spec.version, verifier_version=verifier_version,
             tools=tuple(tool.name for tool in spec.tools), ref=ref, task=plan.task, seed=plan.seed,
             reset_hash=self._reset_hash, steps=tuple(self._steps), ledger=self.meter.ledger(), stop=self.stop,
-            policy_versions=tuple(sorted({version for version in self._versions if version >= 0})),
+            policy_versions=tuple(sorted(version for version in set(versions) if version >= 0)),
             verdict=verdict, attribution=attribution, limits={"budget": to_json(self.budget), **(limits or {})},
             healed=self.healed, replay_id=digest(origin, plan.task.id, plan.seed, actions),
-            trainer_version=__version__,
+            trainer_version=__version__, format=FORMAT,
         )  # fmt: skip
 
     def _next(self, observation: Observation) -> Ask | Done:
@@ -271,17 +296,15 @@ class Episode:
             if len(self._breaks) + 1 >= self.max_segments:
                 return self._done(StopReason.BUDGET)
             self._breaks.append(
-                Break(start=len(self._tokens), prompt_length=len(following.ids), reason=following.reason)
+                Break(start=self._length, prompt_length=len(following.ids), reason=following.reason)
             )
             self._retokenized += following.retokenized
         self._talk.extend(messages)
-        self._read(Rendered(following.ids, following.sources))
+        self._read(following.ids, following.sources)
         self.turn += 1
         return self._ask(following.ids, fresh=bool(following.reason))
 
-    def _ask(self, ids: tuple[int, ...], *, fresh: bool) -> Ask | Done:
-        if stop := self.meter.exhausted():
-            return self._done(stop)
+    def _ask(self, ids: tuple[int, ...], *, fresh: bool) -> Ask:
         room = min(self.max_turn_tokens, self.meter.tokens_left())
         return Ask(ids, fresh, self.turn, room)
 
@@ -305,30 +328,30 @@ class Episode:
 
     def _record(self, action: Action, observation: Observation | None, *, wall_ms: float,
                 performed: bool = True, exception: str | None = None) -> None:  # fmt: skip
-        step = Step(
-            turn=self.turn, action=action, observation=observation, wall_ms=round(wall_ms, 3), performed=performed,
-            observation_hash=NO_HASH if observation is None else observation_hash(observation), exception=exception,
+        hashed, ms = NO_HASH if observation is None else observation_hash(observation), round(wall_ms, 3)
+        previous = self._steps[-1].digest if self._steps else GENESIS
+        link = step_digest(previous, self.turn, action, observation, hashed, ms, performed, exception)
+        self._steps.append(
+            Step(turn=self.turn, action=action, observation=observation, observation_hash=hashed, wall_ms=ms,
+                 performed=performed, exception=exception, digest=link)
         )  # fmt: skip
-        self._steps.append(step.sealed(self._steps[-1].digest if self._steps else GENESIS))
 
-    def _read(self, rendered: Rendered) -> None:
-        count = len(rendered.ids)
-        self._append(rendered.ids, rendered.sources, False, (0.0,) * count, (-1,) * count)
+    def _read(self, ids: tuple[int, ...], sources: tuple[int, ...]) -> None:
+        """Tokens that nobody chose."""
+        self._append(_Stretch(ids, sources, False, (0.0,) * len(ids), (-1,) * len(ids), None, self.turn))
 
-    def _append(self, ids: tuple[int, ...], sources: Any, chosen: bool, logprobs: tuple[float, ...],
-                versions: tuple[int, ...], kept: tuple[bytes, ...] | None = None) -> None:  # fmt: skip
-        count = len(ids)
-        kept = (b"",) * count if kept is None else kept
-        if not len(sources) == len(logprobs) == len(versions) == len(kept) == count:
+    def _say(self, sample: Sample) -> None:
+        """Tokens that the policy chose."""
+        count, kept = len(sample.ids), sample.kept
+        if not len(sample.logprobs) == len(sample.versions) == (count if kept is None else len(kept)) == count:
             self._mismatch = True
             raise TokenMismatch(
-                f"{count} tokens came with {len(logprobs)} log-probabilities, {len(versions)} versions "
-                f"and {len(kept)} kept sets"
+                f"{count} tokens came with {len(sample.logprobs)} log-probabilities, {len(sample.versions)} versions "
+                f"and {count if kept is None else len(kept)} kept sets"
             )
-        self._tokens.extend(ids)
-        self._sources.extend(sources)
-        self._mask.extend([chosen] * count)
-        self._logprobs.extend(logprobs)
-        self._versions.extend(versions)
-        self._turns.extend([self.turn] * count)
-        self._kept.extend(kept)
+        sources = (int(self.source),) * count
+        self._append(_Stretch(sample.ids, sources, True, sample.logprobs, sample.versions, kept, self.turn))
+
+    def _append(self, stretch: _Stretch) -> None:
+        self._stretches.append(stretch)
+        self._length += len(stretch.ids)

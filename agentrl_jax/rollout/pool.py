@@ -17,6 +17,7 @@ import time
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any, Self
 
 from agentrl_jax.errors import UserError
@@ -24,6 +25,7 @@ from agentrl_jax.protocol import EnvironmentRef, EnvironmentSpec, Observation
 from agentrl_jax.rollout.play import MAX_OBSERVATION_CHARS
 from agentrl_jax.rollout.wire import (
     Answer,
+    Capture,
     Command,
     Failure,
     FailureKind,
@@ -34,12 +36,13 @@ from agentrl_jax.rollout.wire import (
     Phase,
     Ready,
     Reply,
-    send,
+    encode_command,
+    send_plain,
 )
 from agentrl_jax.rollout.worker import CONTROL, STATUS
 
 _SEND_TIMEOUT_S = 5.0
-_FIRST_PHASE: Mapping[type, Phase] = {Perform: "step", Finish: "snapshot"}
+_FIRST_PHASE: Mapping[type, Phase] = {Perform: "step", Finish: "snapshot", Capture: "snapshot"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +73,11 @@ class _Process:
     sent_at: float | None = None  # when the command in flight was sent; None: none is
     replayed: list[Observation] = field(default_factory=list)
 
+    @property
+    def awaited(self) -> bool:
+        """Whether something is to come of it, under a deadline."""
+        return self.sent_at is not None or self.pid == 0
+
 
 class Pool:
     """`workers` numbered places, each with at most one process, started when it is first needed.
@@ -97,6 +105,7 @@ class Pool:
         self._replies: list[tuple[int, Reply]] = []
         self._seedbed: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
+        self._nearest = inf  # no deadline comes before this
         self._spec: EnvironmentSpec | None = None
         self._verifier_version = ""
         self._closed = False
@@ -122,7 +131,7 @@ class Pool:
     @property
     def expects(self) -> bool:
         """Whether a reply is still to come: a command is in flight or a process is starting."""
-        return bool(self._replies) or any(p.sent_at is not None or p.pid == 0 for p in self._processes.values())
+        return bool(self._replies) or any(p.awaited for p in self._processes.values())
 
     def acquire(self) -> int | None:
         """A free worker to be held for an episode, or None. Workers that already have a process come first."""
@@ -200,8 +209,8 @@ class Pool:
         with theirs, contextlib.suppress(OSError):  # it died this moment: the worker's socket closes, and that tells
             socket.send_fds(control, [CONTROL.pack(b"F", 0)], [theirs.fileno()])
         ours.setblocking(False)
-        process = _Process(sock=ours, deadline=time.monotonic() + self.deadlines.start, sent_at=None)
-        self._processes[worker] = process
+        process = self._processes[worker] = _Process(sock=ours)
+        self._reach(process, "start")
         self._selector.register(ours, selectors.EVENT_READ, worker)
         return process
 
@@ -220,7 +229,7 @@ class Pool:
                 pass_fds=(theirs.fileno(),), env=environment, start_new_session=True,
                 stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
             )  # fmt: skip
-        send(ours, (self.ref, self._max_chars))
+        send_plain(ours, (self.ref, self._max_chars))
         ours.settimeout(2.0)  # for the answers to reaping
         self._control = ours
         return ours
@@ -241,23 +250,20 @@ class Pool:
         process.sent_at = time.monotonic()
         process.replayed = []
         self._reach(process, _FIRST_PHASE.get(type(command), "reset"))
-        process.sock.settimeout(_SEND_TIMEOUT_S)
         try:
-            send(process.sock, command)
+            _send_all(process.sock, encode_command(command))
         except OSError as error:
             self._fail(worker, "crash", f"the worker takes no command: {error}")
-        else:
-            process.sock.setblocking(False)
 
     def _reach(self, process: _Process, phase: Phase) -> None:
         process.phase = phase
         process.deadline = time.monotonic() + self.deadlines.of(phase)
+        self._nearest = min(self._nearest, process.deadline)
 
     def _patience(self, limit: float | None) -> float | None:
-        ends = [p.deadline for p in self._processes.values() if p.sent_at is not None or p.pid == 0]
-        if limit is not None:
-            ends.append(limit)
-        return max(0.0, min(ends) - time.monotonic()) if ends else None
+        if not any(p.awaited for p in self._processes.values()):
+            return None if limit is None else max(0.0, limit - time.monotonic())
+        return max(0.0, (self._nearest if limit is None else min(self._nearest, limit)) - time.monotonic())
 
     def _read(self, worker: int) -> None:
         process = self._processes.get(worker)
@@ -307,8 +313,11 @@ class Pool:
 
     def _enforce(self) -> None:
         now = time.monotonic()
+        if now < self._nearest:
+            return
+        self._nearest = min((p.deadline for p in self._processes.values() if p.awaited and p.deadline > now), default=inf)
         for worker, process in list(self._processes.items()):
-            if now >= process.deadline and (process.sent_at is not None or process.pid == 0):
+            if now >= process.deadline and process.awaited:
                 seconds = self.deadlines.of(process.phase)
                 self._fail(worker, "timeout", f"no answer within {seconds:g} s (deadlines.{_setting(process.phase)})")
 
@@ -357,6 +366,18 @@ class Pool:
                     return status
         except OSError:
             return -1
+
+
+def _send_all(sock: socket.socket, data: bytes) -> None:
+    """As `sendall`, on a socket that does not block: nearly always one call of the kernel."""
+    try:
+        data = data[sock.send(data) :]
+    except BlockingIOError:
+        pass
+    if data:
+        sock.settimeout(_SEND_TIMEOUT_S)
+        sock.sendall(data)
+        sock.setblocking(False)
 
 
 def _setting(phase: Phase) -> str:

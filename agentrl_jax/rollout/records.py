@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from agentrl_jax.batch import Source
 from agentrl_jax.protocol import (
     Action,
     Attribution,
@@ -20,15 +19,27 @@ from agentrl_jax.protocol import (
     Task,
     Verdict,
 )
-from agentrl_jax.rollout.codec import Record, digest
+from agentrl_jax.rollout.codec import Record, canonical, fingerprint
 
 GENESIS = "0" * 32
+FORMAT = 2  # of receipts: what a step's digest is made of
 
 
 def observation_hash(observation: Observation) -> str:
     """A hash of what the policy can see of an observation: messages, status and end flags; never its latency."""
-    messages = [(message.role, message.content) for message in observation.content]
-    return digest(messages, str(observation.status), observation.terminated, observation.truncated)
+    texts = [text for message in observation.content for text in (message.role, message.content)]
+    return fingerprint(observation.status, f"{observation.terminated:d}{observation.truncated:d}", *texts)
+
+
+def step_digest(previous: str, turn: int, action: Action, observation: Observation | None, observation_hash: str,
+                wall_ms: float, performed: bool, exception: str | None) -> str:  # fmt: skip
+    """The link of a step in its receipt's chain: a hash of the link before it and of every field of the step."""
+    calls = canonical([(call.name, call.arguments) for call in action.calls]) if action.calls else ""
+    facts = f"{turn} {float(wall_ms)} {performed:d} {exception!r}"
+    if observation is not None:
+        gain = observation.evidence_gain
+        facts += f" {float(observation.latency_ms)} {None if gain is None else float(gain)}"
+    return fingerprint(previous, facts, action.text, calls, repr(action.error), observation_hash)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,17 +77,12 @@ class Step(Record):
     def status(self) -> Status:
         return self.observation.status if self.observation is not None else Status.ERROR
 
-    def sealed(self, previous: str) -> Step:
-        """This step with `digest = hash(previous digest, every field of the step)`."""
-        return replace(self, digest=self._chain(previous))
-
-    def _chain(self, previous: str) -> str:
-        observation = self.observation
-        latency = (observation.latency_ms, observation.evidence_gain) if observation else None
-        calls = [(call.name, call.arguments) for call in self.action.calls]
-        action = (self.action.text, calls, self.action.error)
-        measured = (self.wall_ms, latency, self.performed, self.exception)
-        return digest(previous, self.turn, action, self.observation_hash, measured)
+    def follows(self, previous: str) -> bool:
+        """Whether `digest` is what this step's fields give after the link `previous`."""
+        return self.digest == step_digest(
+            previous, self.turn, self.action, self.observation, self.observation_hash,
+            self.wall_ms, self.performed, self.exception,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,6 +111,7 @@ class Receipt(Record):
     healed: int = 0  # steps whose lost state was rebuilt by replay
     replay_id: str = ""
     trainer_version: str = ""
+    format: int = 1  # what the digests are made of: `FORMAT` where this version wrote it
 
     @property
     def actions(self) -> tuple[Action, ...]:
@@ -117,7 +124,7 @@ class Receipt(Record):
         for index, step in enumerate(self.steps):
             if step.observation is not None and observation_hash(step.observation) != step.observation_hash:
                 return index
-            if step._chain(previous) != step.digest:
+            if not step.follows(previous):
                 return index
             previous = step.digest
         return None
@@ -215,8 +222,7 @@ class Trajectory(Record):
     @property
     def oldest_version(self) -> int | None:
         """The oldest params that sampled any of its tokens; None where a teacher wrote it."""
-        sampled = [v for v, s in zip(self.policy_versions, self.sources, strict=True) if s == Source.POLICY and v >= 0]
-        return min(sampled, default=None)
+        return min((version for version in set(self.policy_versions) if version >= 0), default=None)
 
 
 def bounded(observation: Observation, max_chars: int) -> Observation:

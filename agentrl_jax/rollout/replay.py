@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from agentrl_jax.protocol import EnvironmentRef, Observation, Verdict
 from agentrl_jax.rollout.codec import Record, digest
 from agentrl_jax.rollout.pool import Deadlines, Pool
-from agentrl_jax.rollout.records import Receipt, Step, observation_hash
+from agentrl_jax.rollout.records import FORMAT, Receipt, Step, observation_hash
 from agentrl_jax.rollout.wire import Failure, Finish, Replay
 
 
@@ -36,6 +36,11 @@ def replay(
     ref = ref or receipt.ref
     if ref is None:
         raise ValueError("the receipt names no environment (it was played in process): pass one")
+    if receipt.format != FORMAT:
+        raise ValueError(
+            f"the receipt is of format {receipt.format} (agentrl-jax {receipt.trainer_version}), and this version reads "
+            f"{FORMAT}: replay it with the version that wrote it"
+        )
     if (index := receipt.breach()) is not None:
         return Divergence(
             where=f"step {index}", step=index, expected="the digest of the step before and its own fields",
@@ -50,7 +55,7 @@ def replay(
         assert isinstance(observations, tuple)
         found = _compare(receipt, observations, failure)
         if found is None and failure is None and receipt.verdict is not None and _measured(receipt):
-            pool.submit(0, Finish(receipt.task, receipt.actions))
+            pool.submit(0, Finish())
             ((_, last),) = pool.poll(None)
             found = _compare_verdict(receipt.verdict, last.value if last.value is not None else last)
     return found and _explained(found, receipt, version)

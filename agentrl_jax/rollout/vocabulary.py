@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from tokenizers import Tokenizer
+from tokenizers import Encoding, Tokenizer
 
 _MARKUP = frozenset("<>[]{}|")
 
@@ -68,7 +68,10 @@ class Vocabulary:
         Where the model beneath still yields one (a whole-word vocabulary that lists it), the text is encoded character
         by character, and what is a control token even then is left out.
         """
-        return tuple(index for index, _ in self._encode(text))
+        ids = self._encoding(text).ids if text else []
+        if not self._guarded.isdisjoint(ids):
+            ids = [index for index, _ in self._encode(text)]
+        return tuple(ids)
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of `ids` without special tokens, for reading; it is never encoded again."""
@@ -128,14 +131,17 @@ class Vocabulary:
         single = [(index, place) for place, character in enumerate(text) for index, _ in self._raw(character)]
         return [(index, place) for index, place in single if index not in self._guarded]
 
+    def _encoding(self, text: str) -> Encoding:
+        try:
+            return self.tokenizer.encode(text, add_special_tokens=False)
+        except (TypeError, UnicodeError):  # lone surrogates, which no tokenizer takes; one character stays one
+            clean = text.encode("utf-8", "replace").decode("utf-8")
+            return self.tokenizer.encode(clean, add_special_tokens=False)
+
     def _raw(self, text: str) -> list[tuple[int, int]]:
         if not text:
             return []
-        try:
-            encoded = self.tokenizer.encode(text, add_special_tokens=False)
-        except (TypeError, UnicodeError):  # lone surrogates, which no tokenizer takes; one character stays one
-            clean = text.encode("utf-8", "replace").decode("utf-8")
-            encoded = self.tokenizer.encode(clean, add_special_tokens=False)
+        encoded = self._encoding(text)
         return [(index, start) for index, (start, _) in zip(encoded.ids, encoded.offsets, strict=True)]
 
 

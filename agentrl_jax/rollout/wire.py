@@ -1,24 +1,40 @@
 """What the pool and its workers say to each other, and the frames that carry it. Standard library only.
 
 A frame is a 4-byte length and a pickle. The pool reads without ever blocking (`Inbox`): a worker that stops in the
-middle of a frame is late, not a hang of the trainer.
+middle of a frame is late, not a hang of the trainer. What a worker says is plain data, and the pool unpickles nothing
+else: an environment that a policy has taken over cannot run code in the trainer.
 """
 
 from __future__ import annotations
 
+import io
 import math
 import pickle
 import socket
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from agentrl_jax.protocol import Action, EnvironmentSpec, Message, Observation, Status, Task, Verdict
+from agentrl_jax.protocol import (
+    Action,
+    EnvironmentSpec,
+    EnvStatus,
+    Message,
+    Observation,
+    Snapshot,
+    Status,
+    Task,
+    ToolCall,
+    Verdict,
+)
+from agentrl_jax.rollout.codec import from_json, to_json
 
 Phase = Literal["start", "reset", "step", "snapshot", "verify", "close", "idle", "sample"]
 FailureKind = Literal["timeout", "crash", "exception", "garbage"]
 MAX_FRAME = 64 << 20
 _LENGTH = struct.Struct("!I")
+_HEALTHY = EnvStatus()
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +50,7 @@ class Perform:
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """Verify and close: the snapshot after `reset` was kept by the worker."""
-
-    task: Task
-    actions: tuple[Action, ...]
+    """Verify and close: the worker has kept the task, the snapshot after `reset` and what was performed since."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +62,47 @@ class Replay:
     actions: tuple[Action, ...]
 
 
-Command = Reset | Perform | Finish | Replay
+@dataclass(frozen=True, slots=True)
+class Capture:
+    """Hand out the state of the episode: `Captured`. The episode goes on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """Go on from a captured state in this worker, as if what was performed had been performed here: `Resumed`."""
+
+    task: Task
+    performed: tuple[Action, ...]
+    initial: Snapshot
+    state: Snapshot
+
+
+Command = Reset | Perform | Finish | Replay | Capture | Resume
+
+
+@dataclass(frozen=True, slots=True)
+class Captured:
+    """The two states that a fork goes on from: after `reset`, for the verifier, and now."""
+
+    initial: Snapshot
+    state: Snapshot
+
+
+@dataclass(frozen=True, slots=True)
+class Resumed:
+    """The worker holds the state; `hash` is what its own snapshot says."""
+
+    hash: str
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The state could not be captured, or is not what was captured. The worker goes on; nobody is to blame."""
+
+    reason: str
+
+
+Forking = Captured | Resumed | Refused
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,9 +126,9 @@ class Note:
 @dataclass(frozen=True, slots=True)
 class Answer:
     """A command is done: an `Observation` for reset and step, a `Verdict` for finish, for a replay the observations
-    of reset and of every action."""
+    of reset and of every action, one of `Forking` for capture and resume."""
 
-    value: Observation | Verdict | tuple[Observation, ...]
+    value: Observation | Verdict | tuple[Observation, ...] | Forking
     wall_ms: float = 0.0
 
 
@@ -104,22 +157,115 @@ class Failure:
 Reply = Answer | Failure
 
 
-def send(sock: socket.socket, message: Any) -> None:
-    data = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
-    sock.sendall(_LENGTH.pack(len(data)) + data)
+def encode_command(command: Command) -> bytes:
+    """A command as a frame."""
+    if isinstance(command, Perform):  # the one that is sent at every step, without what pickling records costs
+        action = command.action
+        calls = [(call.name, call.arguments) for call in action.calls]
+        return _frame((action.text, calls, action.error))
+    return _frame(command)
 
 
-def receive(sock: socket.socket) -> Any:
-    """The next message of a blocking socket. Raises `EOFError` where the other side is gone."""
-    (size,) = _LENGTH.unpack(_exactly(sock, _LENGTH.size))
-    return pickle.loads(_exactly(sock, size))
+def decode_command(data: Any) -> Command:
+    """Inverse of `encode_command`, in the worker, which has every reason to trust the pool."""
+    found = pickle.loads(data)
+    if type(found) is not tuple:
+        return found
+    text, calls, error = found
+    return Perform(Action(text=text, calls=tuple([ToolCall(name=n, arguments=a) for n, a in calls]), error=error))
+
+
+def encode_reply(message: Ready | Note | Reply) -> bytes:
+    """What a worker says as a frame of plain data. Raises `TypeError` or `AttributeError` where it is no such thing."""
+    if isinstance(message, Answer):
+        value = message.value
+        if isinstance(value, Observation):
+            return _frame(("observation", message.wall_ms, _flat(value)))
+        if isinstance(value, tuple):
+            return _frame(("observations", message.wall_ms, [_flat(item) for item in value]))
+        if isinstance(value, Captured):
+            states = [(snapshot.data, snapshot.hash) for snapshot in (value.initial, value.state)]
+            return _frame(("captured", message.wall_ms, states))
+        if isinstance(value, Resumed | Refused):
+            return _frame((type(value).__name__.lower(), message.wall_ms, to_json(value)))
+        return _frame(("verdict", message.wall_ms, to_json(value)))
+    if isinstance(message, Note):
+        return _frame(("note", message.phase, None if message.observation is None else _flat(message.observation)))
+    return _frame(("ready" if isinstance(message, Ready) else "failure", to_json(message)))
+
+
+def decode_reply(data: Any) -> Ready | Note | Reply:
+    """Inverse of `encode_reply`, in the pool, which trusts nothing of it. Raises `ValueError` on anything else."""
+    try:
+        what, *rest = _Plain(io.BytesIO(data)).load()
+        if what == "observation":
+            wall_ms, flat = rest
+            return Answer(_observation(flat), wall_ms)
+        if what == "observations":
+            wall_ms, flats = rest
+            return Answer(tuple([_observation(flat) for flat in flats]), wall_ms)
+        if what == "verdict":
+            wall_ms, fields = rest
+            return Answer(_faultless(from_json(Verdict, fields), verdict_fault), wall_ms)
+        if what == "captured":
+            wall_ms, states = rest
+            return Answer(Captured(*[Snapshot(data=bytes(data), hash=str(name)) for data, name in states]), wall_ms)
+        if what in ("resumed", "refused"):
+            wall_ms, fields = rest
+            return Answer(from_json(Resumed if what == "resumed" else Refused, fields), wall_ms)
+        if what == "note":
+            phase, flat = rest
+            return Note(phase, None if flat is None else _observation(flat))
+        return from_json({"ready": Ready, "failure": Failure}[what], *rest)
+    except Exception as error:
+        raise ValueError(f"{type(error).__name__}: {error}") from None
+
+
+class _Plain(pickle.Unpickler):
+    """Reads tuples, lists, dicts, text, bytes and numbers, and not a single name of a class or function."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        raise pickle.UnpicklingError(f"expected plain data, got {module}.{name}")
+
+
+def _frame(data: Any) -> bytes:
+    pickled = pickle.dumps(data, protocol=pickle.HIGHEST_PROTOCOL)
+    return _LENGTH.pack(len(pickled)) + pickled
+
+
+def _flat(observation: Observation) -> tuple[Any, ...]:
+    messages = [(message.role, message.content, message.name, message.call_id) for message in observation.content]
+    health, gain = observation.env_status, observation.evidence_gain
+    return (
+        messages, str(observation.status), float(observation.latency_ms), health.service, health.retryable,
+        observation.terminated, observation.truncated, None if gain is None else float(gain),
+    )  # fmt: skip
+
+
+def _observation(flat: Any) -> Observation:
+    messages, status, latency_ms, service, retryable, terminated, truncated, gain = flat
+    return _faultless(
+        Observation(
+            content=tuple([Message(role=r, content=c, name=n, call_id=i) for r, c, n, i in messages]),
+            status=Status(status), latency_ms=latency_ms, terminated=terminated, truncated=truncated,
+            env_status=_HEALTHY if service == "ok" and not retryable else EnvStatus(service=service, retryable=retryable),
+            evidence_gain=gain,
+        ),
+        observation_fault,
+    )  # fmt: skip
+
+
+def _faultless(value: Any, fault: Callable[[Any], str | None]) -> Any:
+    if found := fault(value):
+        raise ValueError(found)
+    return value
 
 
 class Inbox:
     """Messages out of the bytes of a socket, however they are cut."""
 
-    def __init__(self) -> None:
-        self._buffer = bytearray()
+    def __init__(self, decode: Callable[[Any], Any] = decode_reply) -> None:
+        self._buffer, self._decode = bytearray(), decode
 
     def feed(self, data: bytes) -> list[Any]:
         """The messages that are complete by now. Raises `ValueError` on what is no frame of ours."""
@@ -132,12 +278,20 @@ class Inbox:
             end = _LENGTH.size + size
             if len(self._buffer) < end:
                 break
-            try:
-                messages.append(pickle.loads(memoryview(self._buffer)[_LENGTH.size : end]))
-            except Exception as error:
-                raise ValueError(f"{type(error).__name__}: {error}") from None
+            messages.append(self._decode(bytes(self._buffer[_LENGTH.size : end])))
             del self._buffer[:end]
         return messages
+
+
+def send_plain(sock: socket.socket, data: Any) -> None:
+    """Any picklable value as a frame, from the trainer to what it has started."""
+    sock.sendall(_frame(data))
+
+
+def receive_plain(sock: socket.socket) -> Any:
+    """Inverse of `send_plain`; reads not a byte more. Raises `EOFError` where the other side is gone."""
+    (size,) = _LENGTH.unpack(_exactly(sock, _LENGTH.size))
+    return pickle.loads(_exactly(sock, size))
 
 
 def observation_fault(value: Any) -> str | None:
@@ -150,6 +304,10 @@ def observation_fault(value: Any) -> str | None:
         return "Message.content: expected text"
     if not isinstance(value.status, Status):
         return f"Observation.status: expected a Status, got {value.status!r:.40}"
+    if type(value.terminated) is not bool or type(value.truncated) is not bool:
+        return f"Observation.terminated, truncated: expected bools, got {value.terminated!r:.20}, {value.truncated!r:.20}"
+    if not isinstance(value.latency_ms, (int, float)):
+        return f"Observation.latency_ms: expected a number, got {value.latency_ms!r:.40}"
     gain = value.evidence_gain
     return None if gain is None or _finite(gain) else f"Observation.evidence_gain: expected 0..1, got {gain!r:.40}"
 

@@ -20,23 +20,41 @@ import time
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from agentrl_jax.protocol import Environment, EnvironmentRef, Observation, Snapshot, Suite, Verdict
+from agentrl_jax.protocol import (
+    Action,
+    Environment,
+    EnvironmentRef,
+    ForkRefused,
+    Observation,
+    Snapshot,
+    Suite,
+    Task,
+    Verdict,
+    restored,
+)
 from agentrl_jax.rollout.records import bounded
 from agentrl_jax.rollout.wire import (
+    MAX_FRAME,
     Answer,
+    Capture,
+    Captured,
     Command,
     Failure,
-    Finish,
+    Inbox,
     Note,
     Perform,
     Phase,
     Ready,
+    Refused,
     Replay,
     Reply,
     Reset,
+    Resume,
+    Resumed,
+    decode_command,
+    encode_reply,
     observation_fault,
-    receive,
-    send,
+    receive_plain,
     verdict_fault,
 )
 
@@ -79,19 +97,25 @@ class Worker:
     def __init__(self, suite: Suite, note: Callable[[Note], None], max_observation_chars: int) -> None:
         self.suite, self._note, self._max_chars = suite, note, max_observation_chars
         self._environment: Environment | None = None
+        self._task: Task | None = None
         self._initial: Snapshot | None = None
+        self._performed: list[Action] = []
 
     def handle(self, command: Command) -> Reply:
         started = time.perf_counter()
         try:
             if isinstance(command, Perform):
-                value: Any = self._observe("step", lambda: self._world().step(command.action))
+                value: Any = self._step(command.action)
             elif isinstance(command, Reset):
                 value = self._reset(command.task, command.seed)
             elif isinstance(command, Replay):
                 value = self._replay(command)
+            elif isinstance(command, Capture):
+                value = self._capture()
+            elif isinstance(command, Resume):
+                value = self._resume(command)
             else:
-                value = self._finish(command)
+                value = self._finish()
         except _Broken as broken:
             return broken.failure
         return Answer(value, (time.perf_counter() - started) * 1e3)
@@ -116,8 +140,14 @@ class Worker:
             raise _Broken(Failure(kind="garbage", phase=phase, message=fault))
         return bounded(observation, self._max_chars)
 
-    def _reset(self, task: Any, seed: int) -> Observation:
+    def _step(self, action: Action) -> Observation:
+        observation = self._observe("step", lambda: self._world().step(action))
+        self._performed.append(action)
+        return observation
+
+    def _reset(self, task: Task, seed: int) -> Observation:
         self._abandon()
+        self._task, self._performed = task, []
         environment = self._environment = self._guard("reset", self.suite.make)
         observation = self._observe("reset", lambda: environment.reset(task, seed))
         self._initial = self._guard("reset", environment.snapshot)
@@ -134,17 +164,39 @@ class Worker:
         observations = [self._reset(command.task, command.seed)]
         self._note(Note("step", observations[0]))
         for action in command.actions:
-            observations.append(self._observe("step", lambda action=action: self._world().step(action)))
+            observations.append(self._step(action))
             self._note(Note("step", observations[-1]))
         return tuple(observations)
 
-    def _finish(self, command: Finish) -> Verdict:
+    def _capture(self) -> Captured | Refused:
         environment, initial = self._world(), self._initial
         assert initial is not None
+        if self.suite.spec.fork == "none":
+            return Refused(f"environment {self.suite.spec.name!r} says fork='none'")
+        state = self._guard("snapshot", environment.snapshot)
+        size = len(initial.data) + len(state.data)
+        if size > MAX_FRAME // 2:
+            return Refused(f"the state is {size} bytes, at most {MAX_FRAME // 2} travel between workers")
+        return Captured(initial, state)
+
+    def _resume(self, command: Resume) -> Resumed | Refused:
+        self._abandon()
+        try:
+            self._environment = self._guard("reset", lambda: restored(self.suite, command.state))
+        except _Broken as broken:
+            if broken.failure.exception != ForkRefused.__name__:
+                raise
+            return Refused(broken.failure.message)
+        self._task, self._initial, self._performed = command.task, command.initial, list(command.performed)
+        return Resumed(command.state.hash)
+
+    def _finish(self) -> Verdict:
+        environment, task, initial, actions = self._world(), self._task, self._initial, tuple(self._performed)
+        assert task is not None and initial is not None
         self._note(Note("snapshot"))
         final = self._guard("snapshot", environment.snapshot)
         self._note(Note("verify"))
-        verdict = self._guard("verify", lambda: self.suite.verify(command.task, initial, command.actions, final))
+        verdict = self._guard("verify", lambda: self.suite.verify(task, initial, actions, final))
         if fault := verdict_fault(verdict):
             raise _Broken(Failure(kind="garbage", phase="verify", message=fault))
         self._note(Note("close"))
@@ -156,25 +208,29 @@ class Worker:
 def serve(sock: socket.socket, suite: Suite | Failure, max_observation_chars: int) -> None:
     """Perform the commands of `sock` until the other side closes it."""
     if isinstance(suite, Failure):
-        send(sock, Ready(pid=os.getpid(), failure=suite))
+        sock.sendall(encode_reply(Ready(pid=os.getpid(), failure=suite)))
         return
-    send(sock, Ready(pid=os.getpid(), spec=suite.spec, verifier_version=suite.verifier_version))
-    worker = Worker(suite, lambda note: send(sock, note), max_observation_chars)
-    while True:
-        try:
-            command = receive(sock)
-        except (EOFError, OSError):
-            return
-        output = sys.stdout = sys.stderr = BoundedOutput()
-        reply = worker.handle(command)
-        if isinstance(reply, Failure) and output.count:
-            reply = dataclasses.replace(reply, output=output.read_back())
-        try:
-            send(sock, reply)
-        except OSError:
-            return
-        except Exception as error:  # the value does not pickle
-            send(sock, Failure(kind="garbage", phase="step", message=f"no value that can be sent: {error}"[:500]))
+    sock.sendall(encode_reply(Ready(pid=os.getpid(), spec=suite.spec, verifier_version=suite.verifier_version)))
+    worker = Worker(suite, lambda note: sock.sendall(encode_reply(note)), max_observation_chars)
+    inbox = Inbox(decode_command)
+    try:
+        while data := sock.recv(1 << 20):
+            for command in inbox.feed(data):
+                sock.sendall(answer(worker, command))
+    except OSError:
+        return
+
+
+def answer(worker: Worker, command: Command) -> bytes:
+    """The frame that answers a command; what the environment prints meanwhile is kept for the failures."""
+    output = sys.stdout = sys.stderr = BoundedOutput()
+    reply = worker.handle(command)
+    if isinstance(reply, Failure) and output.count:
+        reply = dataclasses.replace(reply, output=output.read_back())
+    try:
+        return encode_reply(reply)
+    except Exception as error:  # a record that holds what has no place in one
+        return encode_reply(Failure(kind="garbage", phase="step", message=f"no value that can be sent: {error}"[:500]))
 
 
 def _load(ref: EnvironmentRef) -> Suite | Failure:
@@ -219,7 +275,7 @@ def _reap(pid: int, patience_s: float = 1.0) -> int:
 
 def seedbed(control: socket.socket) -> None:
     """Fork workers on request and reap them, until the control socket closes; then leave no process behind."""
-    ref, max_chars = receive(control)
+    ref, max_chars = receive_plain(control)
     suite = _load(ref)
     gc.collect()
     gc.freeze()  # keeps the collector from touching, and so copying, the pages that the workers share

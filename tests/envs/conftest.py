@@ -1,13 +1,17 @@
-"""Plays turns in an environment and verifies them."""
+"""Plays turns in an environment and verifies them. The folder itself goes on the path, for other processes as well."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
 from agentrl_jax.protocol import Action, Observation, Snapshot, Suite, Task, ToolCall, Verdict
+
+sys.path.insert(0, str(Path(__file__).parent))
 
 
 class Played(NamedTuple):

@@ -14,7 +14,7 @@ from agentrl_jax.protocol import Action, Environment, Status, ToolCall
 needs_data = pytest.mark.skipif(
     data.locate(RETAIL) is None, reason="data set 'retail' is absent: set AGENTRL_DATA to the folder that holds it"
 )
-SIZES = {"train": 500, "validation": 20, "heldout": 115}
+SIZES = {"train": 495, "validation": 19, "heldout": 107}
 
 
 @pytest.fixture(scope="module")
@@ -32,20 +32,39 @@ def test_the_annotated_actions_get_full_marks(play, made, split):
 
 @needs_data
 @pytest.mark.parametrize("split", SIZES)
-def test_null_agents_solve_only_what_asks_for_no_change(play, made, split):
-    tasks = made.tasks(split, min(100, SIZES[split]), 0)
-    for task in tasks:
+def test_null_agents_solve_nothing(play, made, split):
+    for task in made.tasks(split, SIZES[split], 0):
         assert not play(made, task, []).verdict.success
-        idle = play(made, task, [ToolCall(name="finish")])
-        changes = json.loads(play(made, task, made.solve(task)).final.data)
-        asked = any(changes[table] != json.loads(idle.initial.data)[table] for table in ("users", "orders"))
-        assert idle.verdict.success == (not asked and not task.data["outputs"])
-        assert not idle.verdict.violated
+        idle = play(made, task, [ToolCall(name="finish")]).verdict
+        assert not idle.success and not idle.violated
+
+
+@needs_data
+def test_what_is_left_out_asks_for_nothing_or_is_there_twice(play, made):
+    rows = {row["id"]: (row, split) for split, file in retail.FILES.items() for row in retail._files()[file]}
+    asked = {row["instruction"] for name, (row, _) in rows.items() if name not in retail.LEFT_OUT}
+    for name in sorted(retail.LEFT_OUT):
+        task = retail._task(*rows[name])
+        idle = play(made, task, [ToolCall(name="finish")]).verdict
+        assert idle.success or task.data["instruction"] in asked
+
+
+@needs_data
+def test_an_answer_names_its_outputs_as_whole_words_and_lists_no_candidates(play, made):
+    task = next(t for t in made.tasks("train", 495, 0) + made.tasks("heldout", 107, 0) if "10" in t.data["outputs"])
+    rest = made.solve(task)[:-1]
+    right = ", ".join(task.data["outputs"])
+    for answer, success in (
+        (f"There are {right}.", True), (right.replace("10", "110"), False), (right.replace("10", "10.5"), False),
+        (f"{right} {' '.join(map(str, range(99)))}", False), (f"{right} {'x' * 1000}", False),
+    ):  # fmt: skip
+        finish = ToolCall(name="finish", arguments={"answer": answer})
+        assert play(made, task, [*rest, finish]).verdict.success is success, answer
 
 
 @needs_data
 def test_an_undeclared_change_and_a_denied_write_violate(play, made):
-    tasks = made.tasks("train", 500, 0)
+    tasks = made.tasks("train", 495, 0)
     task = next(t for t in tasks if [a["name"] for a in t.data["actions"]] == ["cancel_pending_order"])
     cancel, finish = made.solve(task)
     home = dict.fromkeys(("address1", "address2", "city", "country", "state", "zip"), "x")
@@ -98,8 +117,8 @@ def test_splits_are_disjoint_and_lists_are_seeded(made):
     ids = {split: {t.id for t in made.tasks(split, size, 0)} for split, size in SIZES.items()}
     assert all(not ids[a] & ids[b] for a, b in itertools.combinations(ids, 2))
     assert made.tasks("train", 10, 3) == made.tasks("train", 10, 3) != made.tasks("train", 10, 4)
-    with pytest.raises(ValueError, match="there are 20"):
-        made.tasks("validation", 21, 0)
+    with pytest.raises(ValueError, match="there are 19"):
+        made.tasks("validation", 20, 0)
 
 
 def test_a_missing_data_set_is_an_error_that_names_the_variable(monkeypatch, tmp_path):

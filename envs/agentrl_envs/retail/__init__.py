@@ -15,11 +15,19 @@ from agentrl_jax.protocol import Budget, EnvironmentSpec, Suite, Task, ToolCall
 
 from .. import data
 from ..sets.retail import RETAIL
-from . import service, tools, verifier
+from . import attacks, service, tools, verifier
 from .env import RetailEnvironment
 
-VERSION = "1"
+VERSION = "2"
 FILES = {"train": "tasks_train.jsonl.gz", "validation": "tasks_dev.jsonl.gz", "heldout": "tasks_test.jsonl.gz"}
+# Their annotated actions change no row and name nothing to be told, so that doing nothing cannot be told from solving
+# them; test-95 is test-93 once more.
+LEFT_OUT = frozenset(
+    [
+        *(f"train-{n}" for n in (161, 214, 229, 288, 349)), "dev-17",
+        *(f"test-{n}" for n in (10, 12, 25, 50, 57, 65, 95, 106)),
+    ]
+)  # fmt: skip
 
 
 def suite(system: str = "short", max_actions: int = 16, max_calls: int = 24) -> Suite:
@@ -50,6 +58,8 @@ def suite(system: str = "short", max_actions: int = 16, max_calls: int = 24) -> 
         verify=partial(verifier.verify, catalogue),
         verifier_version=verifier.VERSION,
         solve=_solve,
+        attacks=attacks.attacks,
+        hidden=("actions", "outputs"),
         demonstrate=lambda task, seed: _solve(task),
     )
 
@@ -69,7 +79,7 @@ def _tasks(files: dict[str, Any], max_actions: int, split: str, count: int, seed
     """`count` distinct tasks of the split in an order that depends on `seed`; ValueError if there are fewer."""
     if split not in FILES:
         raise ValueError(f"retail: split={split!r} is not known; expected one of {', '.join(FILES)}")
-    rows = [row for row in files[FILES[split]] if len(row["actions"]) <= max_actions]
+    rows = [row for row in files[FILES[split]] if row["id"] not in LEFT_OUT and len(row["actions"]) <= max_actions]
     if count > len(rows):
         raise ValueError(f"retail: {count} tasks of {split!r} asked for, but there are {len(rows)}")
     order = random.Random(f"{split}/{seed}").sample(range(len(rows)), count)

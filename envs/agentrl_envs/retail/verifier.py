@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -12,7 +13,8 @@ from agentrl_jax.protocol import Action, Check, Snapshot, Task, ToolCall, Verdic
 from .service import Catalogue, Denied, Invalid, State, execute
 from .tools import WRITES
 
-VERSION = "1"
+VERSION = "2"
+MAX_ANSWER, MAX_NUMBERS = 1_000, 24  # characters; numbers. The longest annotated answer has 7 parts
 Cell = tuple[str, str, str, str]
 
 
@@ -22,7 +24,8 @@ def verify(catalogue: Catalogue, task: Task, initial: Snapshot, actions: Sequenc
     Constraints: `policy_kept` - the service had to deny no write that the annotation does not attempt as well;
     `no_undeclared_change` - every cell changed on the way is one that the annotation changes, to the same value, and
     the actions lead to the final state. Outcome: the same rows as after the annotated actions, finished, and each
-    annotated output is in the answer. Quality: 1 - (calls beyond the annotation's) / (the annotation's + 1).
+    annotated output stands in the answer, which is no list of candidates (`MAX_ANSWER`, `MAX_NUMBERS`).
+    Quality: 1 - (calls beyond the annotation's) / (the annotation's + 1).
     """
     start, end = json.loads(initial.data), json.loads(final.data)
     calls = [call for action in actions if action.error is None for call in action.calls]
@@ -37,8 +40,7 @@ def verify(catalogue: Catalogue, task: Task, initial: Snapshot, actions: Sequenc
     if not explained:
         evidence = (evidence + "; the actions do not lead to the final state").removeprefix("; ")
     breaches = [text for text in denied if text not in excused]
-    said = end["answer"].lower().replace(",", "")
-    missing = [text for text in task.data["outputs"] if text.lower().replace(",", "") not in said]
+    missing = _missing(task.data["outputs"], end["answer"])
     extra = max(0, len(calls) + sum(not action.calls for action in actions) - len(annotated) - 1)
     return Verdict(
         constraints=(
@@ -55,6 +57,15 @@ def verify(catalogue: Catalogue, task: Task, initial: Snapshot, actions: Sequenc
             "outputs_missing": len(missing),
         },
     )
+
+
+def _missing(outputs: Sequence[str], answer: str) -> list[str]:
+    """The outputs that the answer does not name as whole words; all of them where it lists whatever may be right."""
+    said = answer.lower().replace(",", "")
+    if len(said) > MAX_ANSWER or len(re.findall(r"\d+", said)) > MAX_NUMBERS:
+        return list(outputs)
+    wanted = {text: re.escape(text.lower().replace(",", "")) for text in outputs}
+    return [text for text, plain in wanted.items() if not re.search(rf"(?<![\w.]){plain}(?![\w]|\.\d)", said)]
 
 
 def _run(catalogue: Catalogue, initial: Snapshot, calls: Sequence[ToolCall]) -> tuple[State, set[Cell], list[str]]:

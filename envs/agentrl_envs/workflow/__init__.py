@@ -11,7 +11,7 @@ from functools import partial
 
 from agentrl_jax.protocol import Budget, EnvironmentSpec, Suite
 
-from . import demonstrations, drills, solve, tasks, tools, verifier, vocabulary
+from . import attacks, demonstrations, drills, solve, tasks, tools, verifier, vocabulary
 from .env import WorkflowEnvironment
 from .options import KINDS, LOOKUP, MAX_CALLS, POLICIES, Options
 
@@ -61,6 +61,8 @@ def suite(
         verify=partial(verifier.verify, options),
         verifier_version=verifier.VERSION,
         solve=partial(solve.solve, options),
+        attacks=partial(attacks.attacks, options),
+        hidden=("goal", "finish", "reason", "evidence", "calls"),
         demonstrate=partial(demonstrations.demonstrate, options),
         vocabulary=partial(vocabulary.vocabulary, options),
         handles=(lambda: [str(number) for number in range(100)]) if handles == "short" else None,
