@@ -43,4 +43,6 @@ def suite(source: str = "forms", kinds: Sequence[str] | None = None, max_calls: 
         verifier_version=verifier.VERSION,
         solve=solve.solve,
         attacks=attacks.attacks,
+        chance=0.0 if source == "forms" else 0.2,  # a page of two buttons is often solved by any click
+        hidden=("goal",),
     )

@@ -9,7 +9,7 @@ LINES, NAME, OPTIONS = 60, 160, 12
 READ_LINES, READ_NAME, READ_OPTIONS = 60, 1_000, 200
 MOST_CHARS = 12_000
 
-Element = Mapping[str, Any]  # number, role, name; value, options, checked, disabled, secret where it has them
+Element = Mapping[str, Any]  # number, role, name; value, options, checked, icon, disabled, secret where it has them
 
 
 def text(elements: Sequence[Element], start: int = 1, full: bool = False) -> str:
@@ -29,6 +29,8 @@ def line(element: Element, name: int, options: int) -> str:
     words = [f"[{element['number']}] {element['role']}"]
     if element["name"]:
         words.append(_quoted(element["name"], name))
+    if "icon" in element:
+        words.append(element["icon"])
     if "value" in element:
         value = "*" * len(element["value"]) if element.get("secret") else element["value"]
         words.append(f"= {_quoted(value, name)}")

@@ -21,63 +21,59 @@ VERSION = "1"
 def verify(task: Task, initial: Snapshot, actions: Sequence[Action], final: Snapshot) -> Verdict:
     """Measures one episode.
 
-    Constraints: `log_explained` - the state's log consists of the episode's calls in their order; `end_state`.
-    Outcome: True when the request was fulfilled, a score for a page's partial reward, False for none or a
-    penalty; None when a state cannot be read. Quality: 1 - wrong calls / calls.
+    Constraints: `history_explained` - the state's history is the initial one and then the episode's calls;
+    `end_state`. Outcome: True when the request was fulfilled, a score for a page's partial reward, False for none or
+    a penalty; None when a state cannot be read. Quality: the share of turns that called a tool.
     """
     try:
         before, after = json.loads(initial.data), json.loads(final.data)
-        outcome = _outcome(task, after)
-        differs = _differs(task, before, after) if outcome else ""
+        start, end = before["measured"], after["measured"]
+        outcome = _outcome(task, end)
+        differs = _differs(task, start, end) if outcome else ""
+        unexplained = _unexplained(before, after, actions)
     except (ValueError, KeyError, TypeError, IndexError) as error:
         return Verdict(outcome=None, diagnostics={"unreadable": f"{type(error).__name__}: {error}"[:200]})
-    calls = [call for action in actions for call in action.calls]
-    unexplained = _unexplained(before["log"], after["log"], calls)
-    turns = max(1, len(actions))
-    used = len(after["log"]) - len(before["log"])
+    called = sum(bool(action.calls) for action in actions)
     return Verdict(
         constraints=(
-            Check(name="log_explained", passed=not unexplained, evidence=unexplained),
+            Check(name="history_explained", passed=not unexplained, evidence=unexplained),
             Check(name="end_state", passed=not differs, evidence=differs),
         ),
         outcome=outcome,
-        quality=max(0.0, 1.0 - max(0, len(calls) - used) / max(turns, len(calls))),
+        quality=called / max(1, len(actions)),
         diagnostics={
-            "calls": len(calls),
-            "on_the_page": used,
-            "page_ended": after["ended"],
-            "page_reward": after["reward"],
-            "finished": after["finished"],
+            "calls": sum(len(action.calls) for action in actions),
+            "page_ended": end["ended"],
+            "page_reward": end["reward"],
         },
-        evidence=(str(after["page"]),),
+        evidence=(str(end["page"]),),
     )
 
 
-def _outcome(task: Task, after: dict[str, Any]) -> bool | float:
+def _outcome(task: Task, end: dict[str, Any]) -> bool | float:
     if task.data["source"] == "forms":
-        return after["submitted"] == dict(task.data["goal"])
-    reward = float(after["reward"] or 0.0)
+        return end["submitted"] == dict(task.data["goal"])
+    reward = float(end["reward"] or 0.0)
     return reward if 0.0 < reward < 1.0 else reward >= 1.0
 
 
-def _differs(task: Task, before: dict[str, Any], after: dict[str, Any]) -> str:
+def _differs(task: Task, start: dict[str, Any], end: dict[str, Any]) -> str:
     """Where a rewarded end is not the end that was asked for; a partial reward is for a partial end."""
     if task.data["source"] == "forms":
-        held = {element["name"]: element["value"] for element in goals.fields(after["elements"])}
-        texts = {str(value) for value in after["submitted"].values()}
-        lost = [name for name, value in held.items() if value and value not in texts]
-        return f"the page holds what it did not submit: {', '.join(lost)}" if lost else ""
-    if after["reward"] < 1.0:
+        submitted = {str(value) for value in end["submitted"].values()}
+        held = [field for field in goals.fields(end["elements"]) if field["value"] and field["value"] not in submitted]
+        return f"the page holds what it did not submit: {', '.join(field['name'] for field in held)}" if held else ""
+    if end["reward"] < 1.0:
         return ""
-    goal = goals.goal(task.kind, before["query"], before["elements"])
-    return goals.wrong(goal, after["elements"], after["pressed"])
+    return goals.wrong(goals.goal(task.kind, start["query"], start["elements"]), end["elements"], end["pressed"])
 
 
-def _unexplained(before: list, after: list, calls: Sequence[Any]) -> str:
-    if after[: len(before)] != before:
+def _unexplained(before: dict[str, Any], after: dict[str, Any], actions: Sequence[Action]) -> str:
+    recorded = [[[call["name"], call["arguments"]] for call in action["calls"]] for action in after["actions"]]
+    known = len(before["actions"])
+    if before["actions"] != after["actions"][:known] or before["observations"] != after["observations"][: known + 1]:
         return "the final state does not continue the initial one"
-    left = iter((call.name, dict(call.arguments)) for call in calls)
-    for name, arguments, _ in after[len(before) :]:
-        if (name, arguments) not in left:  # consumes: the order counts
-            return f"{name} {arguments} is in the state's log and no call of the episode"
-    return ""
+    claimed = [[[call.name, dict(call.arguments)] for call in action.calls] for action in actions]
+    if recorded[known:] == claimed[: len(recorded) - known]:  # what came after the end changed nothing
+        return ""
+    return f"the state comes from {len(recorded) - known} actions, which are not the episode's {len(claimed)}"

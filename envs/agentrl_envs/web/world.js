@@ -110,6 +110,8 @@
       found.options = [...element.options].slice(0, CUT).map((option) => tidy(option.text));
       found.value = [...element.selectedOptions].map((option) => tidy(option.text)).join(', ');
     }
+    const icon = /\b(folder|file)\b/.exec(element.className);  // what a person sees and a text does not say
+    if (icon) found.icon = icon[1];
     if (element.disabled) found.disabled = true;
     return found;
   };
