@@ -27,7 +27,8 @@ class WebEnvironment(ReplayingEnvironment):
     def begin(self, task: Task, seed: int) -> Observation:
         self._pressed, self._finished = None, False
         self._page = Page()
-        self._page.open(tasks.document(task), task.data["page"])
+        html = tasks.document(task.data["source"], task.kind, task.split, task.data["page"])
+        self._page.open(html, task.data["page"])
         text = f"{self._page.query}\n\n{INTRODUCTION}\n{listing.text(self._page.view['elements'])}"
         return Observation(content=(Message(role="user", content=text),))
 

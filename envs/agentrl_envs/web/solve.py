@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 from agentrl_jax.protocol import Task, ToolCall
 
@@ -16,12 +17,17 @@ MOST = 24
 
 def solve(task: Task) -> tuple[ToolCall, ...]:
     """One call a turn. Needs the browser: what a click reveals is not in the task."""
+    return _solution(task.data["source"], task.kind, task.split, task.data["page"])
+
+
+@lru_cache(maxsize=1024)
+def _solution(source: str, kind: str, split: str, seed: int) -> tuple[ToolCall, ...]:
     page = Page()
     try:
-        page.open(tasks.document(task), task.data["page"])
-        if task.data["source"] == "forms":
-            return _by_names(page, forms.make(task.kind, task.split, task.data["page"]).steps)
-        return _by_goal(page, goals.goal(task.kind, page.query, page.view["elements"]))
+        page.open(tasks.document(source, kind, split, seed), seed)
+        if source == "forms":
+            return _by_names(page, forms.make(kind, split, seed).steps)
+        return _by_goal(page, goals.goal(kind, page.query, page.view["elements"]))
     finally:
         page.close()
 
@@ -71,7 +77,7 @@ def _next(goal: Goal, elements: Sequence[Element], opened: set[int]) -> ToolCall
     for element in elements:
         if goal.option is not None and element["role"] == "combobox" and element["value"] != goal.option:
             return ToolCall(name="select", arguments={"element": element["number"], "option": goal.option})
-    pressed = [e for e in elements if e["name"] == goal.press and e["role"] in ("button", "link")]
+    pressed = [e for e in elements if e["name"] == goal.press and e["role"] in ("button", "link", "tab")]
     if not pressed:  # behind a tab, a heading or, on a page without any, a folder that nobody has opened yet
         doors = [element for element in elements if element["role"] in ("tab", "heading")]
         doors = doors or [element for element in elements if element.get("icon") == "folder"]

@@ -31,11 +31,9 @@ def tasks(options: Options, split: str, count: int, seed: int) -> tuple[Task, ..
     return tuple(made)
 
 
-def document(task: Task) -> str:
-    """The task's page as one text."""
-    if task.data["source"] == "forms":
-        return forms.document(forms.make(task.kind, task.split, task.data["page"]))
-    return miniwob.page(task.kind)
+def document(source: str, kind: str, split: str, seed: int) -> str:
+    """A task's page as one text."""
+    return forms.document(forms.make(kind, split, seed)) if source == "forms" else miniwob.page(kind)
 
 
 def _page_seed(split: str, kind: str, seed: int, index: int) -> int:

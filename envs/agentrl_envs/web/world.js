@@ -89,10 +89,10 @@
     if (/^h[1-6]$/.test(tag)) return 'heading';
     if (tag === 'td' || tag === 'th') return 'cell';
     if (tag === 'label') return 'label';
-    return getComputedStyle(element).cursor === 'pointer' ? 'link' : 'text';
+    return ownText(element) && getComputedStyle(element).cursor === 'pointer' ? 'link' : 'text';
   };
   const nameOf = (element, role) => {
-    if (role === 'button' || role === 'link') {
+    if (role === 'button' || role === 'link' || role === 'tab') {
       return tidy(element.innerText || element.value || element.getAttribute('aria-label') || element.title);
     }
     if (element.labels || role === 'textbox') {
@@ -115,7 +115,7 @@
     if (element.disabled) found.disabled = true;
     return found;
   };
-  const WHOLE = new Set(['button', 'link', 'textbox', 'combobox', 'listbox', 'checkbox', 'radio']);
+  const WHOLE = new Set(['button', 'link', 'tab', 'textbox', 'combobox', 'listbox', 'checkbox', 'radio']);
   const walk = (element, found) => {
     if (found.length >= CUT || SKIPPED.has(element.id) || !visible(element)) return;
     if (['SCRIPT', 'STYLE', 'NOSCRIPT'].includes(element.tagName)) return;
