@@ -64,8 +64,11 @@ def play(suite, task: Task, calls):
         environment.close()
 
 
-def number(environment, name: str) -> int:
-    return next(e["number"] for e in environment._page.view["elements"] if e["name"] == name)
+def wait_until_gone(label: str) -> None:
+    deadline = time.monotonic() + 30
+    while left := [pid for pid, found in browser.labelled() if found == label]:
+        assert time.monotonic() < deadline, f"{left} still run"
+        time.sleep(0.02)
 
 
 @pytest.fixture(scope="module")
@@ -369,6 +372,28 @@ def test_a_killed_browser_is_the_environments_failure_and_the_next_episode_has_a
     environment.close()
 
 
+@pytest.mark.slow
+@needs_browser
+def test_a_browser_that_died_between_episodes_costs_none(login):
+    suite, task, *_ = login
+    environment = suite.make()
+    first = environment.reset(task, 0)
+    environment.close()
+    os.kill(browser.browser().pids()[0], signal.SIGKILL)
+    assert environment.reset(task, 0) == first
+    os.kill(browser.browser().pids()[0], signal.SIGKILL)
+    environment.close()
+
+
+def test_only_browsers_without_a_driver_are_reaped():
+    program = [sys.executable, "-c", "import time; time.sleep(60)", f"{browser.LABEL}test-1"]
+    with subprocess.Popen(program) as orphan:
+        deadline = time.monotonic() + 20
+        while orphan.pid not in browser.reap():
+            assert time.monotonic() < deadline
+        assert orphan.wait(10) == -signal.SIGKILL
+
+
 @needs_browser
 def test_a_page_that_never_comes_back_is_given_up(monkeypatch):
     page = Page()
@@ -378,7 +403,8 @@ def test_a_page_that_never_comes_back_is_given_up(monkeypatch):
     with pytest.raises(BrowserError, match="did not answer within"):
         page.act("click", {"element": 1})
     page.close()
-    assert owner.broken and not owner.pids()
+    assert owner.broken
+    wait_until_gone(owner.label)
 
 
 @needs_browser
@@ -404,10 +430,7 @@ def test_no_browser_outlives_its_worker(how):
         if how != "exit":
             worker.send_signal(getattr(signal, how))
         assert worker.wait(30) == (0 if how == "exit" else -getattr(signal, how))
-    deadline = time.monotonic() + 20
-    while left := [pid for pid, found in browser.labelled() if found == label]:
-        assert time.monotonic() < deadline, f"{left} still run"
-        time.sleep(0.02)
+    wait_until_gone(label)
 
 
 # ---- goals, without a browser

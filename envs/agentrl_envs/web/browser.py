@@ -100,7 +100,8 @@ class Browser:
         except Exception as error:
             self.broken = True
             self.kill()
-            raise BrowserError(f"the browser failed: {str(error).splitlines()[0][:200]}") from error
+            said = str(error).partition("\n")[0] or type(error).__name__
+            raise BrowserError(f"the browser failed: {said[:200]}") from error
 
     def _serve(self, ready: Future) -> None:
         from playwright.sync_api import sync_playwright  # pyright: ignore[reportMissingImports] (an extra)
@@ -141,12 +142,20 @@ def labelled() -> list[tuple[int, str]]:
 
 
 def reap() -> list[int]:
-    """Kills browsers whose owner is gone: none should be left, whatever happened to the owner."""
-    left = [pid for pid, label in labelled() if not Path("/proc", label.rpartition("-")[2]).exists()]
+    """Kills browsers whose driver is gone: none should be left, whatever happened to their owner."""
+    left = [pid for pid, _ in labelled() if not _driven(pid)]
     for pid in left:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, signal.SIGKILL)
     return left
+
+
+def _driven(pid: int) -> bool:
+    try:
+        parent = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]
+        return b"playwright" in Path(f"/proc/{parent}/cmdline").read_bytes()
+    except OSError:  # it ended while we looked
+        return True
 
 
 _current: Browser | None = None
@@ -154,15 +163,24 @@ _lock = threading.Lock()
 
 
 def browser() -> Browser:
-    """This process's browser; a new one when there is none, it broke, or the process is a fork of its owner."""
+    """This process's browser; a new one when there is none or it broke. A fork starts with none."""
     global _current
     with _lock:
-        if _current is not None and _current.owner == os.getpid() and not _current.broken:
+        if _current is not None and not _current.broken:
             return _current
-        if _current is not None and _current.owner == os.getpid():
+        if _current is not None:
             _current.close()
         _current = Browser()
         return _current
+
+
+def _forget() -> None:
+    """In a fork, the parent's browser is none of ours, and its lock may be held by nobody."""
+    global _current, _lock
+    _current, _lock = None, threading.Lock()
+
+
+os.register_at_fork(after_in_child=_forget)
 
 
 @atexit.register

@@ -5,6 +5,7 @@ Only that text is ever served. Every other request, popup and download is refuse
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from collections.abc import Callable, Mapping
 from functools import cache
@@ -42,8 +43,7 @@ class Page:
         self._served = False
 
     def open(self, html: str, seed: int) -> None:
-        """Serves `html` once and starts it, with chance from `seed`."""
-        self._browser = browser()
+        """Serves `html` once and starts it, with chance from `seed`. A browser that died unnoticed is replaced."""
 
         def start(chromium: Any) -> None:  # whatever is open is known to `close`, also when this is cut short
             context = self._context = chromium.new_context(
@@ -57,7 +57,14 @@ class Page:
             self.view = page.evaluate(f"__world.begin({SETTLE_MS})")
             self.query = self.view.pop("query")
 
-        self._browser.do(start)
+        self._browser = browser()
+        try:
+            self._browser.do(start)
+        except BrowserError:
+            if self._context is not None:
+                raise
+            self._browser = browser()
+            self._browser.do(start)
 
     def _answer(self, route: Any, html: str) -> None:
         if route.request.url == ADDRESS and route.request.is_navigation_request() and not self._served:
@@ -93,8 +100,9 @@ class Page:
     def close(self) -> None:
         """Ends the context. Nothing to do where the browser is gone."""
         chosen, self._browser = self._browser, None
-        if chosen is not None and not chosen.broken:
-            chosen.do(lambda _: self._context.close() if self._context is not None else None)
+        if chosen is not None:
+            with contextlib.suppress(BrowserError):
+                chosen.do(lambda _: self._context.close() if self._context is not None else None)
 
     def _do(self, function: Callable[[], T]) -> T:
         if self._browser is None:
