@@ -16,6 +16,7 @@ from agentrl_envs.data import DataError
 from agentrl_jax.protocol import EnvironmentRef
 
 FEW = {"web": 1}  # tasks to play where an episode is slow; else TASKS
+SLOW = {"web"}  # where the whole list takes more than a few seconds
 TASKS, SPREAD = 2, 5
 
 
@@ -29,7 +30,11 @@ def packages() -> list[str]:
     return found
 
 
-@pytest.fixture(scope="module", params=packages())
+def _marked(name: str) -> object:
+    return pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name
+
+
+@pytest.fixture(scope="module", params=[_marked(name) for name in packages()])
 def held(request) -> Case:
     module = importlib.import_module(f"agentrl_envs.{request.param}")
     lacks = getattr(module, "missing", lambda: None)()
