@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from agentrl_jax import __version__
-from agentrl_jax.cli import bench, serve
+from agentrl_jax.cli import bench, serve, triage
 from agentrl_jax.errors import UserError
 
 USER_ERROR, DIVERGED, SIGNALLED = 2, 1, 128
@@ -69,6 +69,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     replay.add_argument(
         "receipt", metavar="RECEIPT", help="a receipt's JSON file, or receipts.jsonl:N for the N-th line"
     )
+    triage.add_arguments(command("triage", triage.run, "Say who is answerable for a run's failed episodes."))
     config = command("config", _config, "Describe a config as JSON.", overrides=True)
     config.add_argument("config", metavar="CONFIG", help="a Python file that defines config()")
     export = command("export", _export, "Write the newest checkpoint of a run as a Hugging Face directory.")
