@@ -245,6 +245,8 @@ class Suite:
     `verify(task, initial, actions, final)` measures an episode from the two states and what was done.
     `solve(task)` is the reference solution, a turn per item; a `str` item is said verbatim.
     `demonstrate(task, seed)` is a fallible teacher's: errors and recoveries among the turns.
+    `reap(label)` ends what a run of this label (the environment variable AGENTRL_RUN_LABEL of its workers) has left
+    where its process is gone: containers, mounts. It is called before a run and after it; returns how much it ended.
     `attacks(task)` are scripts that try to be scored without solving the task; none may succeed.
     """
 
@@ -256,6 +258,7 @@ class Suite:
     solve: Callable[[Task], Sequence[ToolCall | str]] | None = None
     demonstrate: Callable[[Task, int], Sequence[ToolCall | str]] | None = None
     attacks: Callable[[Task], Mapping[str, Sequence[ToolCall | str]]] | None = None  # by the attack's name
+    reap: Callable[[str], int] | None = None
     vocabulary: Callable[[], Sequence[str]] | None = None  # texts that show every word the environment uses
     handles: Callable[[], Sequence[str]] | None = None  # words that only name records: any may stand for any
     drills: Callable[[int, int], Sequence[tuple[str, str]]] | None = None  # (count, seed) -> (request, right answer)

@@ -22,6 +22,7 @@ from typing import Any, Self
 
 from agentrl_jax.errors import UserError
 from agentrl_jax.protocol import EnvironmentRef, EnvironmentSpec, Observation
+from agentrl_jax.rollout import orphans
 from agentrl_jax.rollout.play import MAX_OBSERVATION_CHARS
 from agentrl_jax.rollout.wire import (
     RECEIVE,
@@ -84,6 +85,9 @@ class Pool:
 
     Use as a context manager; `close` leaves no process behind, and neither does the death of the trainer.
     `spec` and `verifier_version` come from the environment itself (the first use starts one worker).
+
+    With a `label` everything that workers start is known by it: what an earlier pool of this label has left is ended at
+    once, and what this one leaves, when it closes.
     """
 
     def __init__(
@@ -93,11 +97,13 @@ class Pool:
         deadlines: Deadlines | None = None,
         *,
         max_observation_chars: int = MAX_OBSERVATION_CHARS,
+        label: str | None = None,
     ) -> None:
         if workers < 1:
             raise ValueError(f"workers={workers}: expected at least 1")
         self.ref, self.workers, self.deadlines = ref, workers, deadlines or Deadlines()
-        self._max_chars = max_observation_chars
+        self._max_chars, self._label = max_observation_chars, label
+        self._reap_orphans()
         self._selector = selectors.DefaultSelector()
         self._free = deque(range(workers))
         self._processes: dict[int, _Process] = {}
@@ -196,6 +202,11 @@ class Pool:
             self._discard(worker)
         self._fell_seedbed()
         self._selector.close()
+        self._reap_orphans()
+
+    def _reap_orphans(self) -> None:
+        if self._label is not None:
+            orphans.reap(orphans.RUN, self._label)
 
     def _introduction(self) -> tuple[EnvironmentSpec, str]:
         while self._spec is None:
@@ -227,6 +238,8 @@ class Pool:
         ours, theirs = socket.socketpair()
         paths = os.pathsep.join(path or os.getcwd() for path in sys.path)
         environment = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", **os.environ, "PYTHONPATH": paths}
+        if self._label is not None:
+            environment[orphans.RUN] = self._label
         with theirs:
             self._seedbed = subprocess.Popen(
                 [sys.executable, "-m", "agentrl_jax.rollout.worker", str(theirs.fileno())],

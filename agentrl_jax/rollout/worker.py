@@ -21,6 +21,7 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from agentrl_jax.protocol import Action, Environment, EnvironmentRef, Observation, Snapshot, Suite, Task, Verdict
+from agentrl_jax.rollout import orphans
 from agentrl_jax.rollout.records import bounded
 from agentrl_jax.rollout.wire import (
     RECEIVE,
@@ -231,6 +232,7 @@ def _fork(control: socket.socket, handed: int, suite: Suite | Failure, max_chars
         with contextlib.suppress(OSError):  # waking up must not push the trainer off its core
             os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
         os.set_inheritable(handed, False)  # a daemon that the environment leaves behind must not keep it open
+        os.environ[orphans.WORKER] = str(os.getpid())
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         with socket.socket(fileno=handed) as sock:
             serve(sock, suite, max_chars)
@@ -273,6 +275,7 @@ def seedbed(control: socket.socket) -> None:
                 if status != -1:
                     children.discard(pid)
                 control.sendall(STATUS.pack(pid, status))
+                orphans.reap(orphans.WORKER, str(pid))  # what has left its process group
     except OSError:
         return
     finally:
@@ -280,6 +283,7 @@ def seedbed(control: socket.socket) -> None:
             _kill_group(pid)
         for pid in children:
             _reap(pid)
+            orphans.reap(orphans.WORKER, str(pid))
 
 
 def _kill_group(pid: int) -> None:
