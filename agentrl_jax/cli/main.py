@@ -57,6 +57,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
 
     train = command("train", _train, "Run a config: train, evaluate, write the report.", overrides=True)
     train.add_argument("config", metavar="CONFIG", help="a Python file that defines config()")
+    train.add_argument("--workers", metavar="URL", help="a Ray cluster, as rollout.workers_url=URL (ray://auto)")
     train.add_argument("--resume", action="store_true", help="continue from the newest checkpoint of the run directory")
     train.add_argument(
         "--dry-run", action="store_true", help="print the resolved config and what it would cost; write nothing"
@@ -102,6 +103,8 @@ def _add_models(models: argparse.ArgumentParser) -> None:
 
 
 def _train(arguments: argparse.Namespace) -> int:
+    if arguments.workers is not None:
+        arguments.overrides.append(f"rollout.workers_url={arguments.workers}")
     config = _resolved(arguments, resume=arguments.resume)
     directory = Path(config.runs) / config.name
     if arguments.dry_run:

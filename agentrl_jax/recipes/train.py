@@ -28,6 +28,7 @@ from agentrl_jax.rollout.buffer import Buffer
 from agentrl_jax.rollout.grammar import call_grammar
 from agentrl_jax.rollout.orphans import run_label
 from agentrl_jax.rollout.pool import Deadlines, Pool
+from agentrl_jax.rollout.ray_pool import RayPool
 from agentrl_jax.runtime.checkpoint import Checkpoints
 from agentrl_jax.runtime.clock import Clock
 from agentrl_jax.runtime.engine import Engine
@@ -144,7 +145,10 @@ def open_run(
     if suite.reap is not None:
         suite.reap(label)
         stack.callback(suite.reap, label)
-    pool = Pool(config.environment, workers=r.workers, deadlines=deadlines, label=label)
+    if r.workers_url is None:
+        pool: Pool | RayPool = Pool(config.environment, r.workers, deadlines, label=label)
+    else:
+        pool = RayPool(r.workers_url, config.environment, r.workers, deadlines, label=label)
     stack.callback(pool.close)
     grammars, grammar = constraint(config, policy, suite)
     run = Run(

@@ -101,7 +101,7 @@ def table(found: Triage, run_dir: Path) -> str:
     for cause, findings in found.tables.items():
         lines += ["", f"{cause}  {100 * found.rates[cause]:.1f} %"]
         for finding in findings:
-            tasks = f"{len(finding.tasks)} tasks" if len(finding.tasks) > 1 else finding.tasks[0]
+            tasks = f"{len(finding.tasks)} tasks" if len(finding.tasks) > 1 else next(iter(finding.tasks))
             lines.append(f"{finding.count:6d}  {finding.what}  ({tasks}; agentrl replay {finding.example})")
     return "\n".join(lines)
 

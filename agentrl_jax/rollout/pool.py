@@ -43,7 +43,7 @@ from agentrl_jax.rollout.wire import (
 from agentrl_jax.rollout.worker import CONTROL, STATUS
 
 _SEND_TIMEOUT_S = 5.0
-_FIRST_PHASE: Mapping[type, Phase] = {Perform: "step", Finish: "snapshot"}
+FIRST_PHASE: Mapping[type, Phase] = {Perform: "step", Finish: "snapshot"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +104,7 @@ class Pool:
         self.ref, self.workers, self.deadlines = ref, workers, deadlines or Deadlines()
         self._max_chars, self._label = max_observation_chars, label
         self._reap_orphans()
-        self._selector = selectors.DefaultSelector()
+        self._selector = selectors.EpollSelector()
         self._free = deque(range(workers))
         self._processes: dict[int, _Process] = {}
         self._waiting: dict[int, Command] = {}  # commands of workers that are still starting
@@ -152,12 +152,20 @@ class Pool:
             self._start(worker)
         return worker
 
-    def release(self, worker: int) -> None:
-        """Give a worker back. One with a command still in flight is killed."""
+    def give_up(self, worker: int) -> None:
+        """Kill a worker that has a command in flight; no reply comes of it."""
         process = self._processes.get(worker)
         self._waiting.pop(worker, None)
         if process is not None and process.sent_at is not None:
             self._discard(worker)
+
+    def fileno(self) -> int:
+        """Readable when a worker has said something."""
+        return self._selector.fileno()
+
+    def release(self, worker: int) -> None:
+        """Give a worker back. One with a command still in flight is killed."""
+        self.give_up(worker)
         if worker in self._processes:
             self._free.appendleft(worker)
         else:
@@ -266,7 +274,7 @@ class Pool:
     def _send(self, worker: int, process: _Process, command: Command) -> None:
         process.sent_at = time.monotonic()
         process.replayed = []
-        self._reach(process, _FIRST_PHASE.get(type(command), "reset"))
+        self._reach(process, FIRST_PHASE.get(type(command), "reset"))
         try:
             _send_all(process.sock, encode_command(command))
         except OSError as error:
