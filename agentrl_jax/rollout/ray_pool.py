@@ -98,7 +98,8 @@ class RayPool:
         self._hosts = hosts[:workers]
         self._nodes = [self._start(node) for node in range(len(self._hosts))]
         self._free = deque(range(workers))
-        self._flying: dict[Any, int] = {}  # worker by the reference of its reply
+        self._held: set[int] = set()
+        self._flying: dict[Any, tuple[int, Any]] = {}  # by the reference of a reply: its worker, and the actor asked
         self._phases: dict[int, Phase] = {}
         self._introduction: tuple[EnvironmentSpec, str] | None = None
 
@@ -125,33 +126,37 @@ class RayPool:
         return self._phases.get(worker, "idle")
 
     def acquire(self) -> int | None:
-        return self._free.popleft() if self._free else None
+        if not self._free:
+            return None
+        self._held.add(worker := self._free.popleft())
+        return worker
 
     def release(self, worker: int) -> None:
-        flying = [ref for ref, owner in self._flying.items() if owner == worker]
+        flying = [ref for ref, (owner, _) in self._flying.items() if owner == worker]
         for ref in flying:
             del self._flying[ref]
             node, place = self._place(worker)
             self._nodes[node].release.remote(place)
         self._phases.pop(worker, None)
+        self._held.discard(worker)
         self._free.appendleft(worker)
 
     def submit(self, worker: int, command: Command) -> None:
-        if worker in self._flying.values():
+        if worker in self._asked():
             raise RuntimeError(f"worker {worker} already has a command")
         node, place = self._place(worker)
         self._phases[worker] = FIRST_PHASE.get(type(command), "reset")
-        self._flying[self._nodes[node].perform.remote(place, command)] = worker
+        actor = self._nodes[node]
+        self._flying[actor.perform.remote(place, command)] = worker, actor
 
     def poll(self, timeout: float | None) -> list[tuple[int, Reply]]:
         if not self._flying:
             return []
         waited, rest = self._ray.wait(list(self._flying), num_returns=1, timeout=timeout)
         more = self._ray.wait(rest, num_returns=len(rest), timeout=0)[0] if rest else []
-        lost: set[int] = set()
-        replies = [self._take(ref, lost) for ref in (*waited, *more)]
-        for node in lost:
-            self._nodes[node] = self._start(node)
+        replies = []
+        for ref in (*waited, *more):
+            replies += self._take(ref)
         return replies
 
     def close(self) -> None:
@@ -163,15 +168,25 @@ class RayPool:
                 self._ray.kill(node)
             self._ray.shutdown()
 
-    def _take(self, ref: Any, lost: set[int]) -> tuple[int, Reply]:
-        worker = self._flying.pop(ref)
+    def _asked(self) -> set[int]:
+        return {worker for worker, _ in self._flying.values()}
+
+    def _take(self, ref: Any) -> list[tuple[int, Reply]]:
+        """The reply; where its node is lost, a failure, and one for each worker whose state is lost with it."""
+        worker, actor = self._flying.pop(ref)
         phase = self._phases.pop(worker, "idle")
         try:
-            return worker, self._ray.get(ref)
+            return [(worker, self._ray.get(ref))]
         except self._ray.exceptions.RayError as error:  # the actor or its node is gone, or the reply is
-            lost.add(self._place(worker)[0])
-            message = f"the node is lost: {' '.join(str(error).split())[:300]}"
-            return worker, Failure(kind="crash", phase=phase, message=message, exception=type(error).__name__)
+            why = f"the node is lost: {' '.join(str(error).split())[:300]}"
+        failures: list[tuple[int, Reply]] = [(worker, Failure(kind="crash", phase=phase, message=why))]
+        node = self._place(worker)[0]
+        if self._nodes[node] is actor:  # the first that tells; the others that were asked will
+            self._nodes[node] = self._start(node)
+            idle = self._held - self._asked() - {worker}
+            lost = [other for other in sorted(idle) if self._place(other)[0] == node]
+            failures += [(other, Failure(kind="crash", phase="idle", message=why)) for other in lost]
+        return failures
 
     def _place(self, worker: int) -> tuple[int, int]:
         """(node, worker there)."""

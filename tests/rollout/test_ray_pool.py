@@ -101,11 +101,7 @@ def test_a_lost_node_costs_no_episode(cluster, ref, renderer):
 
     def lose(request):
         if request.key[2] == 1 and not lost:
-            lost.append(
-                cluster.worker_nodes.pop()
-                if isinstance(cluster.worker_nodes, list)
-                else next(iter(cluster.worker_nodes))
-            )
+            lost.append(next(iter(cluster.worker_nodes)))
             cluster.remove_node(lost[0], allow_graceful=False)
 
     with RayPool("ray://auto", ref, 4, DEADLINES, label="ray-lost") as pool:
