@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from agentrl_jax.errors import UserError
 from agentrl_jax.protocol import EnvironmentRef, Observation, Verdict
 from agentrl_jax.rollout.codec import Record, digest
 from agentrl_jax.rollout.pool import Deadlines, Pool
@@ -31,13 +32,13 @@ def replay(
     """None where the environment answers every action as recorded and the verifier gives the recorded verdict.
 
     `ref` defaults to the receipt's own. An action that hung or crashed is expected to do so again. Raises `ValueError`
-    where neither names an environment, `RuntimeError` where it cannot be started.
+    where neither names an environment, `UserError` where it cannot be started or another version wrote the receipt.
     """
     ref = ref or receipt.ref
     if ref is None:
         raise ValueError("the receipt names no environment (it was played in process): pass one")
     if receipt.format != FORMAT:
-        raise ValueError(
+        raise UserError(
             f"the receipt is of format {receipt.format} (agentrl-jax {receipt.trainer_version}), and this version "
             f"reads {FORMAT}: replay it with the version that wrote it"
         )
