@@ -251,6 +251,8 @@ class Suite:
     `verify(task, initial, actions, final)` measures an episode from the two states and what was done.
     `solve(task)` is the reference solution, a turn per item; a `str` item is said verbatim.
     `demonstrate(task, seed)` is a fallible teacher's: errors and recoveries among the turns.
+    `reap(label)` ends what a run of this label (the environment variable AGENTRL_RUN_LABEL of its workers) has left
+    where its process is gone: containers, mounts. It is called before a run and after it; returns how much it ended.
     `attacks(task)` are scripts that try to be scored without solving the task; none may succeed.
     `chance` is how often well-formed random calls succeed by luck; `hidden` names fields of `task.data` that nothing
     a policy sees may show (where none is named, conformance takes what the reference solution's last call says).
@@ -266,6 +268,7 @@ class Suite:
     attacks: Callable[[Task], Mapping[str, Sequence[ToolCall | str]]] | None = None  # by the attack's name
     chance: float = 0.0
     hidden: tuple[str, ...] = ()
+    reap: Callable[[str], int] | None = None
     vocabulary: Callable[[], Sequence[str]] | None = None  # texts that show every word the environment uses
     handles: Callable[[], Sequence[str]] | None = None  # words that only name records: any may stand for any
     drills: Callable[[int, int], Sequence[tuple[str, str]]] | None = None  # (count, seed) -> (request, right answer)

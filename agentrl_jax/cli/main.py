@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from agentrl_jax import __version__
-from agentrl_jax.cli import bench, environments, serve
+from agentrl_jax.cli import bench, environments, serve, triage
 from agentrl_jax.errors import UserError
 
 USER_ERROR, DIVERGED, SIGNALLED = 2, 1, 128
@@ -57,6 +57,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
 
     train = command("train", _train, "Run a config: train, evaluate, write the report.", overrides=True)
     train.add_argument("config", metavar="CONFIG", help="a Python file that defines config()")
+    train.add_argument("--workers", metavar="URL", help="a Ray cluster, as rollout.workers_url=URL (ray://auto)")
     train.add_argument("--resume", action="store_true", help="continue from the newest checkpoint of the run directory")
     train.add_argument(
         "--dry-run", action="store_true", help="print the resolved config and what it would cost; write nothing"
@@ -69,6 +70,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     replay.add_argument(
         "receipt", metavar="RECEIPT", help="a receipt's JSON file, or receipts.jsonl:N for the N-th line"
     )
+    triage.add_arguments(command("triage", triage.run, "Say who is answerable for a run's failed episodes."))
     config = command("config", _config, "Describe a config as JSON.", overrides=True)
     config.add_argument("config", metavar="CONFIG", help="a Python file that defines config()")
     export = command("export", _export, "Write the newest checkpoint of a run as a Hugging Face directory.")
@@ -102,6 +104,8 @@ def _add_models(models: argparse.ArgumentParser) -> None:
 
 
 def _train(arguments: argparse.Namespace) -> int:
+    if arguments.workers is not None:
+        arguments.overrides.append(f"rollout.workers_url={arguments.workers}")
     config = _resolved(arguments, resume=arguments.resume)
     directory = Path(config.runs) / config.name
     if arguments.dry_run:

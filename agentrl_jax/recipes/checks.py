@@ -19,6 +19,7 @@ from agentrl_jax.recipes.config import (
     TinyPolicy,
     stage_name,
 )
+from agentrl_jax.rollout.ray_pool import SCHEME
 from agentrl_jax.rollout.renderers import FRAMES
 from agentrl_jax.rollout.sampling import WHOLE, Cut
 from agentrl_jax.runtime import grammars
@@ -154,6 +155,10 @@ def _check_rollout(config: RunConfig) -> None:
     _require(
         r.max_turn_tokens < r.context,
         f"rollout.max_turn_tokens={r.max_turn_tokens} must be below rollout.context={r.context}",
+    )
+    _require(
+        r.workers_url is None or r.workers_url.startswith(SCHEME),
+        f"rollout.workers_url={r.workers_url!r}: expected a Ray cluster, such as ray://auto or ray://10.0.0.2:10001",
     )
     _check_failures(config)
     _check_cut("rollout", r.cut)

@@ -27,6 +27,7 @@ from agentrl_jax.recipes.transcripts import transcript
 from agentrl_jax.rollout.buffer import Buffer
 from agentrl_jax.rollout.collect import EpisodePlan, collect
 from agentrl_jax.rollout.pool import Pool
+from agentrl_jax.rollout.ray_pool import RayPool
 from agentrl_jax.rollout.records import Trajectory
 from agentrl_jax.rollout.sampling import Cut
 from agentrl_jax.runtime.checkpoint import Checkpoints
@@ -50,7 +51,7 @@ class Run:
     suite: Suite
     policy: Policy
     engine: Engine | ExternalSampler
-    pool: Pool
+    pool: Pool | RayPool
     sinks: RunSinks
     progress: Progress
     checkpoints: Checkpoints

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import os
 import platform
 from contextlib import ExitStack
 from pathlib import Path
@@ -25,7 +26,9 @@ from agentrl_jax.recipes.external import open_sampler
 from agentrl_jax.recipes.run import Run
 from agentrl_jax.rollout.buffer import Buffer
 from agentrl_jax.rollout.grammar import call_grammar
+from agentrl_jax.rollout.orphans import run_label
 from agentrl_jax.rollout.pool import Deadlines, Pool
+from agentrl_jax.rollout.ray_pool import RayPool
 from agentrl_jax.runtime.checkpoint import Checkpoints
 from agentrl_jax.runtime.clock import Clock
 from agentrl_jax.runtime.engine import Engine
@@ -137,7 +140,15 @@ def open_run(
     deadlines = Deadlines(
         start=r.start_deadline_s, reset=r.step_deadline_s, step=r.step_deadline_s, verify=r.step_deadline_s
     )
-    pool = Pool(config.environment, workers=r.workers, deadlines=deadlines)
+    # An evaluation beside a run at work must not take that run's processes for orphans.
+    label = run_label(directory) + (f"-eval-{os.getpid()}" if evaluating else "")
+    if suite.reap is not None:
+        suite.reap(label)
+        stack.callback(suite.reap, label)
+    if r.workers_url is None:
+        pool: Pool | RayPool = Pool(config.environment, r.workers, deadlines, label=label)
+    else:
+        pool = RayPool(r.workers_url, config.environment, r.workers, deadlines, label=label)
     stack.callback(pool.close)
     grammars, grammar = constraint(config, policy, suite)
     run = Run(

@@ -37,6 +37,7 @@ from agentrl_jax.rollout.episode import (
 )
 from agentrl_jax.rollout.play import play
 from agentrl_jax.rollout.pool import Pool
+from agentrl_jax.rollout.ray_pool import RayPool
 from agentrl_jax.rollout.records import Trajectory
 from agentrl_jax.rollout.sampling import WHOLE, Cut, Sample, Sampler, SampleRequest
 from agentrl_jax.rollout.wire import Command, Failure, Finish, Perform, Replay, Reply, Reset
@@ -76,7 +77,7 @@ class _Unit:
 def collect(
     plan: Sequence[EpisodePlan],
     sampler: Sampler,
-    pool: Pool,
+    pool: Pool | RayPool,
     renderer: Renderer,
     *,
     max_turn_tokens: int,
@@ -107,7 +108,7 @@ def collect(
 
 
 class _Driver:
-    def __init__(self, plan: Sequence[EpisodePlan], sampler: Sampler, pool: Pool, renderer: Renderer,
+    def __init__(self, plan: Sequence[EpisodePlan], sampler: Sampler, pool: Pool | RayPool, renderer: Renderer,
                  max_turn_tokens: int, temperature: float, cut: Cut, grammar: str | None, healing: bool,
                  evidence: EvidenceRule | None, max_segments: int, stall_s: float) -> None:  # fmt: skip
         self.sampler, self.pool, self.renderer = sampler, pool, renderer

@@ -22,6 +22,7 @@ from typing import Any, Self
 
 from agentrl_jax.errors import UserError
 from agentrl_jax.protocol import EnvironmentRef, EnvironmentSpec, Observation
+from agentrl_jax.rollout import orphans
 from agentrl_jax.rollout.play import MAX_OBSERVATION_CHARS
 from agentrl_jax.rollout.wire import (
     RECEIVE,
@@ -43,7 +44,7 @@ from agentrl_jax.rollout.wire import (
 from agentrl_jax.rollout.worker import CONTROL, STATUS
 
 _SEND_TIMEOUT_S = 5.0
-_FIRST_PHASE: Mapping[type, Phase] = {Perform: "step", Finish: "snapshot", Capture: "snapshot"}
+FIRST_PHASE: Mapping[type, Phase] = {Perform: "step", Finish: "snapshot", Capture: "snapshot"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +86,9 @@ class Pool:
 
     Use as a context manager; `close` leaves no process behind, and neither does the death of the trainer.
     `spec` and `verifier_version` come from the environment itself (the first use starts one worker).
+
+    With a `label` everything that workers start is known by it: what an earlier pool of this label has left is ended at
+    once, and what this one leaves, when it closes.
     """
 
     def __init__(
@@ -94,12 +98,14 @@ class Pool:
         deadlines: Deadlines | None = None,
         *,
         max_observation_chars: int = MAX_OBSERVATION_CHARS,
+        label: str | None = None,
     ) -> None:
         if workers < 1:
             raise ValueError(f"workers={workers}: expected at least 1")
         self.ref, self.workers, self.deadlines = ref, workers, deadlines or Deadlines()
-        self._max_chars = max_observation_chars
-        self._selector = selectors.DefaultSelector()
+        self._max_chars, self._label = max_observation_chars, label
+        self._reap_orphans()
+        self._selector = selectors.EpollSelector()
         self._free = deque(range(workers))
         self._processes: dict[int, _Process] = {}
         self._waiting: dict[int, Command] = {}  # commands of workers that are still starting
@@ -147,12 +153,20 @@ class Pool:
             self._start(worker)
         return worker
 
-    def release(self, worker: int) -> None:
-        """Give a worker back. One with a command still in flight is killed."""
+    def give_up(self, worker: int) -> None:
+        """Kill a worker that has a command in flight; no reply comes of it."""
         process = self._processes.get(worker)
         self._waiting.pop(worker, None)
         if process is not None and process.sent_at is not None:
             self._discard(worker)
+
+    def fileno(self) -> int:
+        """Readable when a worker has said something."""
+        return self._selector.fileno()
+
+    def release(self, worker: int) -> None:
+        """Give a worker back. One with a command still in flight is killed."""
+        self.give_up(worker)
         if worker in self._processes:
             self._free.appendleft(worker)
         else:
@@ -197,6 +211,11 @@ class Pool:
             self._discard(worker)
         self._fell_seedbed()
         self._selector.close()
+        self._reap_orphans()
+
+    def _reap_orphans(self) -> None:
+        if self._label is not None:
+            orphans.reap(orphans.RUN, self._label)
 
     def _introduction(self) -> tuple[EnvironmentSpec, str]:
         while self._spec is None:
@@ -228,6 +247,8 @@ class Pool:
         ours, theirs = socket.socketpair()
         paths = os.pathsep.join(path or os.getcwd() for path in sys.path)
         environment = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", **os.environ, "PYTHONPATH": paths}
+        if self._label is not None:
+            environment[orphans.RUN] = self._label
         with theirs:
             self._seedbed = subprocess.Popen(
                 [sys.executable, "-m", "agentrl_jax.rollout.worker", str(theirs.fileno())],
@@ -254,7 +275,7 @@ class Pool:
     def _send(self, worker: int, process: _Process, command: Command) -> None:
         process.sent_at = time.monotonic()
         process.replayed = []
-        self._reach(process, _FIRST_PHASE.get(type(command), "reset"))
+        self._reach(process, FIRST_PHASE.get(type(command), "reset"))
         try:
             _send_all(process.sock, encode_command(command))
         except OSError as error:

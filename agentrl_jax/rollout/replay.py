@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from agentrl_jax.errors import UserError
 from agentrl_jax.protocol import EnvironmentRef, EnvironmentSpec, Observation, Verdict
 from agentrl_jax.rollout.codec import Record, digest
 from agentrl_jax.rollout.pool import Deadlines, Pool
@@ -70,7 +71,8 @@ def replay(
 
     A receipt that diverges is replayed a second time: what differs from itself is nondeterminism, whatever the versions
     say. `ref` defaults to the receipt's own. An action that hung or crashed is expected to do so again. Raises
-    `ValueError` where neither names an environment, `RuntimeError` where it cannot be started.
+    `ValueError` where neither names an environment, `UserError` where it cannot be started or another version wrote the
+    receipt.
     """
     ref = ref or receipt.ref
     if ref is None:
@@ -82,7 +84,7 @@ def replay(
 def replay_in(pool: Pool, receipt: Receipt) -> Divergence | None:
     """`replay` in a pool that is there: many receipts of one environment, one after another."""
     if receipt.format != FORMAT:
-        raise ValueError(
+        raise UserError(
             f"the receipt is of format {receipt.format} (agentrl-jax {receipt.trainer_version}), and this version "
             f"reads {FORMAT}: replay it with the version that wrote it"
         )

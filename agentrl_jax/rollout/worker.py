@@ -32,6 +32,7 @@ from agentrl_jax.protocol import (
     Verdict,
     restored,
 )
+from agentrl_jax.rollout import orphans
 from agentrl_jax.rollout.records import bounded
 from agentrl_jax.rollout.wire import (
     MAX_FRAME,
@@ -275,6 +276,7 @@ def _fork(control: socket.socket, handed: int, suite: Suite | Failure, max_chars
         with contextlib.suppress(OSError):  # waking up must not push the trainer off its core
             os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
         os.set_inheritable(handed, False)  # a daemon that the environment leaves behind must not keep it open
+        os.environ[orphans.WORKER] = str(os.getpid())
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         with socket.socket(fileno=handed) as sock:
             serve(sock, suite, max_chars)
@@ -317,6 +319,7 @@ def seedbed(control: socket.socket) -> None:
                 if status != -1:
                     children.discard(pid)
                 control.sendall(STATUS.pack(pid, status))
+                orphans.reap(orphans.WORKER, str(pid))  # what has left its process group
     except OSError:
         return
     finally:
@@ -324,6 +327,7 @@ def seedbed(control: socket.socket) -> None:
             _kill_group(pid)
         for pid in children:
             _reap(pid)
+            orphans.reap(orphans.WORKER, str(pid))
 
 
 def _kill_group(pid: int) -> None:

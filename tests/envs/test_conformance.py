@@ -15,8 +15,8 @@ from agentrl_envs.data import DataError
 
 from agentrl_jax.protocol import EnvironmentRef
 
-FEW = {"web": 1}  # tasks to play where an episode is slow; else TASKS
 SLOW = {"web"}  # where the whole list takes more than a few seconds
+FEW = {"coding": 1, "terminal": 1, "web": 1}  # tasks to play where an episode is slow; else TASKS
 TASKS, SPREAD = 2, 5
 
 

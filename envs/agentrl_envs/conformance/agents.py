@@ -24,7 +24,7 @@ INJECTION = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Played:
-    """One episode from outside. `observations[0]` answers `reset`; `states` are the hashes after each of them."""
+    """One episode from outside. `observations[0]` answers `reset`; `states` are hashes, in order."""
 
     observations: tuple[Observation, ...]
     actions: tuple[Action, ...]
@@ -42,26 +42,47 @@ class Played:
         return self.observations[-1].terminated or self.observations[-1].truncated
 
 
-def play(suite: Suite, task: Task, script: Script | Iterator[ToolCall | str], seed: int = 0) -> Played:
-    """The script's turns until the task is over; verified after `close`, since a verifier measures states."""
+def play(
+    suite: Suite, task: Task, script: Script | Iterator[ToolCall | str], seed: int = 0, *, every_state: bool = False
+) -> Played:
+    """The script's turns until the task is over; verified after `close`, since a verifier measures states.
+
+    A snapshot may be dear: `states` holds the first and the last hash, and those between where they are asked for.
+    """
     environment = suite.make()
     try:
         observations, actions = [environment.reset(task, seed)], []
-        initial = final = environment.snapshot()
+        initial = environment.snapshot()
         states = [initial.hash]
         for item in script:
             actions.append(action_of(item))
             observations.append(environment.step(actions[-1]))
-            final = environment.snapshot()
-            states.append(final.hash)
+            if every_state:
+                states.append(environment.snapshot().hash)
             if observations[-1].terminated or observations[-1].truncated:
                 break
+        final = environment.snapshot()
+        states.append(final.hash)
     finally:
         environment.close()
     return Played(
         observations=tuple(observations), actions=tuple(actions), states=tuple(states), initial=initial, final=final,
         verdict=suite.verify(task, initial, tuple(actions), final),
     )  # fmt: skip
+
+
+def watch(suite: Suite, task: Task, script: Script, seed: int) -> tuple[Observation, ...]:
+    """The observations alone: no snapshot, no verdict."""
+    environment = suite.make()
+    try:
+        observations = [environment.reset(task, seed)]
+        for item in script:
+            observations.append(environment.step(action_of(item)))
+            if observations[-1].terminated or observations[-1].truncated:
+                break
+    finally:
+        environment.close()
+    return tuple(observations)
 
 
 def go_on(environment: Environment, script: Script) -> tuple[tuple[str, ...], str]:

@@ -35,7 +35,7 @@ class Elsewhere:
         """A hash over the task and the transcripts of the reference solution and of random calls."""
         scripts = [list(suite.solve(task))] if suite.solve is not None else []
         scripts.append(list(agents.random_script(suite, random.Random(f"{seed}/{task.id}"))))
-        played = [agents.play(suite, task, script, seed) for script in scripts]
+        played = [agents.play(suite, task, script, seed, every_state=True) for script in scripts]
         seen = [task.id, json.dumps(dict(task.data), default=repr), [one.transcript for one in played]]
         return hashlib.sha256(json.dumps([*seen, [repr(one.verdict) for one in played]]).encode()).hexdigest()
 

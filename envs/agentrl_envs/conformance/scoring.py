@@ -81,7 +81,7 @@ def _why(played: agents.Played) -> str:
 def _none_succeeds(case: Case, scripts: Callable[[Task, Observation], Mapping[str, agents.Script]]) -> str:
     names: set[str] = set()
     for task in case.tasks:
-        opening = agents.play(case.suite, task, [], case.seed).observations[0]
+        (opening,) = agents.watch(case.suite, task, [], case.seed)
         for name, script in scripts(task, opening).items():
             played = agents.play(case.suite, task, script, case.seed)
             require(not played.verdict.success, task, f"{name!r} succeeds")

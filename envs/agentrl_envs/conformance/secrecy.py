@@ -65,10 +65,10 @@ def hidden_data_stays_hidden(case: Case) -> str:
 def _content(case: Case, task: Task) -> str:
     """What a task asks, how it is solved and what that shows: two tasks that share it all are one task."""
     if case.suite.solve is None:
-        opening = agents.play(case.suite, task, [], case.seed).observations[0]
+        (opening,) = agents.watch(case.suite, task, [], case.seed)
         return observation_hash(opening) + json.dumps(dict(task.data), sort_keys=True, default=repr)
     script = list(case.suite.solve(task))
-    seen = agents.play(case.suite, task, script, case.seed).observations
+    seen = agents.watch(case.suite, task, script, case.seed)
     return "".join(map(observation_hash, seen)) + repr(script)
 
 

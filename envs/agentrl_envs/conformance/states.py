@@ -17,7 +17,7 @@ def same_seed_same_transcript(case: Case) -> str:
     """The same task, seed and actions give the same observations and states, in another instance too."""
     turns = 0
     for task, (name, script) in itertools.product(case.tasks, scripts(case)):
-        one, two = (agents.play(case.suite, task, script(task), case.seed) for _ in range(2))
+        one, two = (agents.play(case.suite, task, script(task), case.seed, every_state=True) for _ in range(2))
         where = difference(one.transcript, two.transcript, len(one.observations))
         require(where is None, task, f"{name}, played twice, differs at {where}")
         require(one.verdict == two.verdict, task, f"{name}, played twice, is judged in two ways")
