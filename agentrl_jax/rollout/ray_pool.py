@@ -14,10 +14,10 @@ from typing import Any, Self
 
 from agentrl_jax import __version__
 from agentrl_jax.errors import UserError
-from agentrl_jax.protocol import EnvironmentRef, EnvironmentSpec
+from agentrl_jax.protocol import EnvironmentRef, EnvironmentSpec, Verdict
 from agentrl_jax.rollout.play import MAX_OBSERVATION_CHARS
 from agentrl_jax.rollout.pool import FIRST_PHASE, Deadlines, Pool
-from agentrl_jax.rollout.wire import Command, Failure, Phase, Reply
+from agentrl_jax.rollout.wire import Answer, Command, Failure, Phase, Reply
 
 SCHEME = "ray://"
 INSTALL = "pip install -e '.[ray]'"
@@ -92,7 +92,7 @@ class RayPool:
         self._ray = _connected(url)
         self.ref, self.workers, self.deadlines = ref, workers, deadlines or Deadlines()
         self._max_chars, self._label = max_observation_chars, label
-        hosts = [node["NodeID"] for node in self._ray.nodes() if node["Alive"] and node["Resources"].get("CPU", 0) > 0]
+        hosts = self._alive()
         if not hosts:
             raise UserError(f"{url}: no node of the cluster has CPUs to offer")
         self._hosts = hosts[:workers]
@@ -154,10 +154,16 @@ class RayPool:
             return []
         waited, rest = self._ray.wait(list(self._flying), num_returns=1, timeout=timeout)
         more = self._ray.wait(rest, num_returns=len(rest), timeout=0)[0] if rest else []
-        replies = []
-        for ref in (*waited, *more):
-            replies += self._take(ref)
-        return replies
+        told = [(*self._flying.pop(ref), self._get(ref)) for ref in (*waited, *more)]
+        dead = {actor: reply for _, actor, reply in told if isinstance(reply, str)}
+        replies: list[tuple[int, Reply]] = []
+        for worker, actor, reply in told:
+            phase = self._phases.pop(worker, "idle")
+            if actor in dead and not (isinstance(reply, Answer) and isinstance(reply.value, Verdict)):
+                reply = Failure(kind="crash", phase=phase, message=dead[actor])  # what it answered is lost state too
+            replies.append((worker, reply))
+        answered = {worker for worker, _ in replies}
+        return [*replies, *(lost for actor, why in dead.items() for lost in self._replace(actor, why, answered))]
 
     def close(self) -> None:
         """End every node's pool and leave the cluster. Can be called twice."""
@@ -168,25 +174,32 @@ class RayPool:
                 self._ray.kill(node)
             self._ray.shutdown()
 
+    def _alive(self) -> list[str]:
+        """Ids of the nodes that have CPUs to offer."""
+        return [n["NodeID"] for n in self._ray.nodes() if n["Alive"] and n["Resources"].get("CPU", 0) > 0]
+
     def _asked(self) -> set[int]:
         return {worker for worker, _ in self._flying.values()}
 
-    def _take(self, ref: Any) -> list[tuple[int, Reply]]:
-        """The reply; where its node is lost, a failure, and one for each worker whose state is lost with it."""
-        worker, actor = self._flying.pop(ref)
-        phase = self._phases.pop(worker, "idle")
+    def _get(self, ref: Any) -> Any:
+        """The reply; text where the actor or its node is gone."""
         try:
-            return [(worker, self._ray.get(ref))]
-        except self._ray.exceptions.RayError as error:  # the actor or its node is gone, or the reply is
-            why = f"the node is lost: {' '.join(str(error).split())[:300]}"
-        failures: list[tuple[int, Reply]] = [(worker, Failure(kind="crash", phase=phase, message=why))]
-        node = self._place(worker)[0]
-        if self._nodes[node] is actor:  # the first that tells; the others that were asked will
-            self._nodes[node] = self._start(node)
-            idle = self._held - self._asked() - {worker}
-            lost = [other for other in sorted(idle) if self._place(other)[0] == node]
-            failures += [(other, Failure(kind="crash", phase="idle", message=why)) for other in lost]
-        return failures
+            return self._ray.get(ref)
+        except self._ray.exceptions.RayError as error:
+            return f"the node is lost: {' '.join(str(error).split())[:300]}"
+
+    def _replace(self, actor: Any, why: str, answered: set[int]) -> list[tuple[int, Reply]]:
+        """Start another in the place of a lost actor. Failures of the workers whose state is lost with it, and of whom
+        nothing else tells: they have just answered, or are still asked."""
+        if actor not in self._nodes:  # replaced when the first of its workers told
+            return []
+        node = self._nodes.index(actor)
+        others = [host for host in self._alive() if host != self._hosts[node]]  # the cluster may not know it yet
+        self._hosts[node] = others[node % len(others)] if others else self._hosts[node]
+        self._nodes[node] = self._start(node)
+        idle = sorted(self._held - self._asked() - answered)
+        lost = [worker for worker in idle if self._place(worker)[0] == node]
+        return [(worker, Failure(kind="crash", phase="idle", message=why)) for worker in lost]
 
     def _place(self, worker: int) -> tuple[int, int]:
         """(node, worker there)."""

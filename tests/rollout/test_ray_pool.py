@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import signal
 import sys
 import time
 import warnings
@@ -98,15 +99,20 @@ def test_it_gives_what_local_workers_give_and_leaves_no_process(cluster, ref, re
 @pytest.mark.slow
 def test_a_lost_node_costs_no_episode(cluster, ref, renderer):
     lost = []
-
-    def lose(request):
-        if request.key[2] == 1 and not lost:
-            lost.append(next(iter(cluster.worker_nodes)))
-            cluster.remove_node(lost[0], allow_graceful=False)
-
     with RayPool("ray://auto", ref, 4, DEADLINES, label="ray-lost") as pool:
+        node = next(iter(cluster.worker_nodes))
+        place = pool._hosts.index(node.node_id)
+        pid = pool._ray.get(pool._nodes[place].__ray_call__.remote(lambda _: os.getpid()))
+
+        def lose(request):
+            """Before the second turn: the machine is gone, with whatever ran there."""
+            if request.key[2] == 1 and not lost:
+                lost.append(pid)
+                os.kill(pid, signal.SIGKILL)
+                cluster.remove_node(node, allow_graceful=False)
+
         done = run(pool, renderer, dict.fromkeys(range(4), GOOD), on_turn=lose)
-    assert lost and all(t.success for t in done.values())
+    assert lost and all(t.success for t in done.values()), {m: (t.attribution, t.stop) for m, t in done.items()}
     assert sum(t.receipt.healed for t in done.values()) >= 1
     cluster.add_node(num_cpus=2)
     assert not _marked("ray-lost")
