@@ -59,13 +59,15 @@ def apply(data: Mapping[str, Any], limits: Limits, state: State, call: ToolCall)
     if over(data, state):
         return state, Reply(OVER, Status.INVALID_ACTION)
     if expected is None:
-        return state, _wrong(f"unknown tool {call.name[:40]}; there are {', '.join(_ARGUMENTS)}")
+        return state, _wrong(f"unknown tool {call.name[:40]!a}; there are {', '.join(_ARGUMENTS)}")
     if set(call.arguments) != set(expected):
         return state, _wrong(f"{call.name} takes {', '.join(expected) or 'no arguments'}")
     for name, kind in expected.items():
         value = call.arguments[name]
         if not isinstance(value, kind) or isinstance(value, bool):
             return state, _wrong(f"{name} must be {'a text' if kind is str else 'the number of a note'}")
+        if isinstance(value, str) and not _writable(value):
+            return state, _wrong(f"{name} holds half a character")
     listening = state.read < chunks(data, limits)
     if call.name == "answer" and listening:
         return state, _wrong("there is no question yet; noop reads on")
@@ -74,6 +76,10 @@ def apply(data: Mapping[str, Any], limits: Limits, state: State, call: ToolCall)
     new = replace(state, notes=dict(state.notes), answers=list(state.answers))
     reply = _RUN[call.name](data, limits, new, dict(call.arguments))
     return (new, reply) if reply.status is Status.OK else (state, reply)
+
+
+def _writable(text: str) -> bool:
+    return not any("\ud800" <= character <= "\udfff" for character in text)
 
 
 def _wrong(text: str) -> Reply:

@@ -126,7 +126,7 @@ class SqlEnvironment:
         name = next((name for name in lines if name.lower() == str(table).lower()), None)
         if name is None:
             return Reply(
-                f"error: no table {str(table)[:40]!r}; there are {', '.join(lines)}"[:600], Status.INVALID_ACTION
+                f"error: no table {str(table)[:40]!a}; there are {', '.join(lines)}"[:600], Status.INVALID_ACTION
             )
         quoted = '"' + name.replace('"', '""') + '"'
         reply = self._query(reader, f"SELECT * FROM {quoted} LIMIT 3")
@@ -150,7 +150,7 @@ def _wrong(spec: EnvironmentSpec, call: ToolCall) -> str:
     """What is wrong with a call, in a few words; empty if nothing is."""
     tool = next((tool for tool in spec.tools if tool.name == call.name), None)
     if tool is None:
-        return f"unknown tool {call.name[:40]}; there are {', '.join(tool.name for tool in spec.tools)}"
+        return f"unknown tool {call.name[:40]!a}; there are {', '.join(tool.name for tool in spec.tools)}"
     known, needed = tool.parameters["properties"], set(tool.parameters["required"])
     if set(call.arguments) - set(known) or needed - set(call.arguments):
         optional = [f"{name} (optional)" if name not in needed else name for name in known]
