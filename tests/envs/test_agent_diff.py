@@ -170,6 +170,9 @@ def test_the_hash_is_that_of_the_rows_whatever_the_way_to_them(steps, rng):
     two.close()
 
 
+CHANGED = {"diff_type": "changed"}
+
+
 def row(**fields):
     return {"t": {"1": fields}}
 
@@ -185,18 +188,19 @@ def row(**fields):
         ({}, {"t": {"1": {}, "2": {}}}, {"diff_type": "added"}, True),
         ({}, {"t": {"1": {}, "2": {}}}, {"diff_type": "added", "expected_count": 1}, False),
         (row(a="x"), {}, {"diff_type": "removed", "where": {"a": {"contains": "x"}}}, True),
-        (row(a=1, b=1), row(a=2, b=1), {"diff_type": "changed", "expected_changes": {"a": {"from": 1, "to": 2}}}, True),
-        (row(a=1, b=1), row(a=2, b=1), {"diff_type": "changed", "expected_changes": {"a": {"from": 5, "to": 2}}}, False),
-        (row(a=1, b=1), row(a=2, b=9), {"diff_type": "changed", "expected_changes": {"a": {"to": 2}}}, False),
-        (row(a=1, b=1), row(a=2, b=9), {"diff_type": "changed", "expected_changes": {"a": {"to": 2}}, "ignore": ["b"]}, True),
-        (row(a=1, at=1), row(a=2, at=9), {"diff_type": "changed", "expected_changes": {"a": {"to": {"ne": 1}}}}, True),
+        (row(a=1, b=1), row(a=2, b=1), {**CHANGED, "expected_changes": {"a": {"from": 1, "to": 2}}}, True),
+        (row(a=1, b=1), row(a=2, b=1), {**CHANGED, "expected_changes": {"a": {"from": 5}}}, False),
+        (row(a=1, b=1), row(a=2, b=9), {**CHANGED, "expected_changes": {"a": {"to": 2}}}, False),
+        (row(a=1, b=1), row(a=2, b=9), {**CHANGED, "expected_changes": {"a": {"to": 2}}, "ignore": ["b"]}, True),
+        (row(a=1, at=1), row(a=2, at=9), {**CHANGED, "expected_changes": {"a": {"to": {"ne": 1}}}}, True),
         (row(s={"d": "2018-06"}), row(s={"d": "2018-07"}),
-         {"diff_type": "changed", "where": {"s.d": {"contains": "2018-07"}}, "expected_changes": {"s": {"to": {"contains": "07"}}}},
+         {**CHANGED, "where": {"s.d": {"contains": "2018-07"}},
+          "expected_changes": {"s": {"to": {"contains": "07"}}}},
          True),
-        (row(a=["p"]), row(a=["p", "q"]), {"diff_type": "changed", "expected_changes": {"a": {"to": {"contains": "q"}}}}, True),
-        (row(a=1), row(a=None), {"diff_type": "changed", "expected_changes": {"a": {"to": {"exists": False}}}}, True),
-        (row(a="Go"), row(a="Gone"), {"diff_type": "changed", "expected_changes": {"a": {"to": {"regex": "^G.*e$"}}}}, True),
-        (row(a=1), row(a=1), {"diff_type": "changed", "expected_changes": {"a": {"to": 1}}}, False),
+        (row(a=["p"]), row(a=["p", "q"]), {**CHANGED, "expected_changes": {"a": {"to": {"contains": "q"}}}}, True),
+        (row(a=1), row(a=None), {**CHANGED, "expected_changes": {"a": {"to": {"exists": False}}}}, True),
+        (row(a="Go"), row(a="Gone"), {**CHANGED, "expected_changes": {"a": {"to": {"regex": "^G.*e$"}}}}, True),
+        (row(a=1), row(a=1), {**CHANGED, "expected_changes": {"a": {"to": 1}}}, False),
     ],
 )  # fmt: skip
 def test_assertions(before, after, assertion, good):

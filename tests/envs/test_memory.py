@@ -139,7 +139,8 @@ def test_bad_calls_are_answered_and_change_nothing():
     environment.step(act(add("Ana pet Rex")))
     before = environment.snapshot()
     wrong = [
-        ToolCall(name="add"), ToolCall(name="add", arguments={"text": 5}), add(""), add("\ud800"), ToolCall(name="recall"),
+        ToolCall(name="add"), ToolCall(name="add", arguments={"text": 5}), add(""), add("\ud800"),
+        ToolCall(name="recall"),
         add("x" * (NOTE + 1)), ToolCall(name="update", arguments={"note": 1}), answer("Rex", 1),
         ToolCall(name="update", arguments={"note": 7, "text": "x"}), ToolCall(name="delete", arguments={"note": True}),
         ToolCall(name="delete", arguments={"note": 10**30}), ToolCall(name="noop", arguments={"force": True}),

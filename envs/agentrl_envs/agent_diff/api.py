@@ -130,9 +130,11 @@ def _checked(operation: Operation, call: ToolCall) -> dict[str, Any]:
         optional = [name if name in needed else f"{name} (optional)" for name in kinds]
         raise Refused(f"{call.name} takes {', '.join(optional) or 'no arguments'}")
     for name, value in given.items():
-        if not fits(kinds[name], value) and not (
-            value is None and operation.verb == "change" and kinds[name] == "text"
-        ):
+        entity = operation.entity
+        clears = (
+            value is None and operation.verb == "change" and entity and name in set(entity.change) - set(entity.key)
+        )
+        if not fits(kinds[name], value) and not (clears and kinds[name] == "text"):
             raise Refused(f"{name} must be {json.dumps(KINDS[kinds[name]])}")
         written = json.dumps(value, ensure_ascii=False)
         if len(written) > LONGEST or any("\ud800" <= character <= "\udfff" for character in written):

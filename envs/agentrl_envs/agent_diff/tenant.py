@@ -1,7 +1,7 @@
 """A tenant in SQLite: rows of any entity by key, forked by copying the database's bytes.
 
-The hash of a state is kept up to date by triggers: the sum, modulo 2**256, of a hash of every row. It depends on the
-rows and not on how they lie in pages, and taking a snapshot costs a copy of the bytes, however many rows there are.
+The hash of a state is kept up to date by every write: the sum, modulo 2**256, of a hash of every row. It depends on
+the rows and not on how they lie in pages, and a snapshot costs a copy of the bytes, however many rows there are.
 """
 
 from __future__ import annotations
@@ -20,38 +20,26 @@ _SIZE = 2**256
 _CREATE = """
 CREATE TABLE rows (entity TEXT NOT NULL, key TEXT NOT NULL, row TEXT NOT NULL, PRIMARY KEY (entity, key)) WITHOUT ROWID;
 CREATE TABLE digest (value TEXT NOT NULL);
-INSERT INTO digest VALUES ('0');
-CREATE TRIGGER added AFTER INSERT ON rows BEGIN
-  UPDATE digest SET value = digested(value, 1, NEW.entity, NEW.key, NEW.row);
-END;
-CREATE TRIGGER removed AFTER DELETE ON rows BEGIN
-  UPDATE digest SET value = digested(value, -1, OLD.entity, OLD.key, OLD.row);
-END;
-CREATE TRIGGER changed AFTER UPDATE ON rows BEGIN
-  UPDATE digest SET value = digested(value, -1, OLD.entity, OLD.key, OLD.row);
-  UPDATE digest SET value = digested(value, 1, NEW.entity, NEW.key, NEW.row);
-END;
 """
 
 
-def _digested(value: str, sign: int, *cells: str) -> str:
-    row = int.from_bytes(hashlib.sha256(json.dumps(cells).encode()).digest(), "big")
-    return f"{(int(value, 16) + sign * row) % _SIZE:x}"
+def _hash(*cells: str) -> int:
+    return int.from_bytes(hashlib.sha256(json.dumps(cells).encode()).digest(), "big")
 
 
-def _open() -> sqlite3.Connection:
-    connection = sqlite3.connect(":memory:", isolation_level=None)
-    connection.create_function("digested", 5, _digested, deterministic=True)
-    return connection
+def _written(value: int) -> str:
+    return f"{value % _SIZE:064x}"
 
 
 def create(rows: Iterable[tuple[str, str, Row]]) -> bytes:
     """A database of (entity, key, row), as bytes."""
-    connection = _open()
+    connection = sqlite3.connect(":memory:", isolation_level=None)
+    cells = [(entity, key, text(row)) for entity, key, row in rows]
     try:
         connection.executescript(_CREATE)
         connection.execute("BEGIN")
-        connection.executemany("INSERT INTO rows VALUES (?, ?, ?)", ((e, k, text(row)) for e, k, row in rows))
+        connection.executemany("INSERT INTO rows VALUES (?, ?, ?)", cells)
+        connection.execute("INSERT INTO digest VALUES (?)", (_written(sum(_hash(*row) for row in cells)),))
         connection.execute("COMMIT")
         return connection.serialize()
     finally:
@@ -60,7 +48,7 @@ def create(rows: Iterable[tuple[str, str, Row]]) -> bytes:
 
 def open_bytes(data: bytes) -> sqlite3.Connection:
     """A private copy of the database."""
-    connection = _open()
+    connection = sqlite3.connect(":memory:", isolation_level=None)
     connection.deserialize(data)
     return connection
 
@@ -68,15 +56,12 @@ def open_bytes(data: bytes) -> sqlite3.Connection:
 def snapshot(connection: sqlite3.Connection) -> Snapshot:
     """The whole tenant; the hash is equal iff the rows are."""
     (value,) = connection.execute("SELECT value FROM digest").fetchone()
-    return Snapshot(data=connection.serialize(), hash=f"{int(value, 16):064x}")
+    return Snapshot(data=connection.serialize(), hash=value)
 
 
 def audit(connection: sqlite3.Connection) -> str:
     """The hash, computed from all rows."""
-    value = "0"
-    for cells in connection.execute("SELECT entity, key, row FROM rows"):
-        value = _digested(value, 1, *cells)
-    return f"{int(value, 16):064x}"
+    return _written(sum(_hash(*cells) for cells in connection.execute("SELECT entity, key, row FROM rows")))
 
 
 def text(row: Mapping[str, Any]) -> str:
@@ -89,13 +74,23 @@ def get(connection: sqlite3.Connection, entity: str, key: str) -> Row | None:
 
 
 def put(connection: sqlite3.Connection, entity: str, key: str, row: Row | None) -> None:
-    """Inserts, replaces, or with None deletes a row."""
-    if row is None:
-        connection.execute("DELETE FROM rows WHERE entity = ? AND key = ?", (entity, key))
-    elif get(connection, entity, key) is None:
-        connection.execute("INSERT INTO rows VALUES (?, ?, ?)", (entity, key, text(row)))
-    else:
-        connection.execute("UPDATE rows SET row = ? WHERE entity = ? AND key = ?", (text(row), entity, key))
+    """Inserts, replaces, or with None deletes a row; every write goes through here, since it keeps the hash."""
+    old = get(connection, entity, key)
+    ((value,),) = connection.execute("SELECT value FROM digest").fetchall()
+    moved = int(value, 16)
+    connection.execute("BEGIN")
+    try:
+        if old is not None:
+            moved -= _hash(entity, key, text(old))
+            connection.execute("DELETE FROM rows WHERE entity = ? AND key = ?", (entity, key))
+        if row is not None:
+            moved += _hash(entity, key, text(row))
+            connection.execute("INSERT INTO rows VALUES (?, ?, ?)", (entity, key, text(row)))
+        connection.execute("UPDATE digest SET value = ?", (_written(moved),))
+        connection.execute("COMMIT")
+    except BaseException:
+        connection.execute("ROLLBACK")
+        raise
 
 
 def rows(connection: sqlite3.Connection, entity: str) -> list[Row]:
