@@ -101,6 +101,7 @@ def execute(connection: sqlite3.Connection, service: str, call: ToolCall) -> str
     if operation is None:
         raise Refused(f"unknown tool {call.name[:40]!a}")
     given = _checked(operation, call)
+    _find_targets(connection, service, given)
     verb, entity = operation
     if entity is None:
         tenant.put(connection, "episode", "finished", {})
@@ -231,10 +232,10 @@ _TARGETS = {  # field -> entity that must hold it
 }  # fmt: skip
 
 
-def check_targets(connection: sqlite3.Connection, service: str, call: ToolCall) -> None:
+def _find_targets(connection: sqlite3.Connection, service: str, given: Mapping[str, Any]) -> None:
     """What a call refers to must be there."""
     for name, entity in _TARGETS[service].items():
-        value = call.arguments.get(name)
+        value = given.get(name)
         if isinstance(value, str) and tenant.get(connection, entity, value) is None:
             raise Refused(f"there is no {name} {value[:60]!a}")
 
