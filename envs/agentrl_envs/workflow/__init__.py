@@ -11,7 +11,7 @@ from functools import partial
 
 from agentrl_jax.protocol import Budget, EnvironmentSpec, Suite
 
-from . import attacks, demonstrations, drills, solve, tasks, tools, verifier, vocabulary
+from . import attacks, demonstrations, drills, dry, solve, tasks, tools, verifier, vocabulary
 from .env import WorkflowEnvironment
 from .options import KINDS, LOOKUP, MAX_CALLS, POLICIES, Options
 
@@ -27,6 +27,7 @@ def suite(
     system: str | None = None,
     sloppiness: float = 0.6,
     max_calls: int = MAX_CALLS,
+    dry_run: bool = False,
 ) -> Suite:
     """The workflow suite.
 
@@ -34,7 +35,8 @@ def suite(
     sentences). `kinds`: which requests, all of `KINDS` by default; a kind named twice comes twice as often, and
     "lookup" adds trivial requests that teach copying a handle. `policies`: which rules hold (of `POLICIES`).
     `system`: "none", "short" or "full" policy text; by default "none" for plain wording and "full" for free.
-    `sloppiness`: how often a demonstration has a fault. Unknown values raise ValueError and name the known ones.
+    `sloppiness`: how often a demonstration has a fault. `dry_run`: each write is to be run dry first. Unknown values
+    raise ValueError and name the known ones.
     """
     options = Options(
         handles=handles,
@@ -44,13 +46,20 @@ def suite(
         system=system if system is not None else "full" if wording == "free" else "none",
         sloppiness=sloppiness,
         max_calls=max_calls,
+        dry_run=dry_run,
     )
     finish = "finish"  # the same word in both dialects
     spec = EnvironmentSpec(
         name="workflow",
         version=VERSION,
-        tools=tools.describe(handles),
-        budget=Budget(steps=max_calls, tool_calls=max_calls, write_actions=3, retries=4, finishing=(finish,)),
+        tools=dry.described(options, tools.describe(handles)),
+        budget=Budget(
+            steps=max_calls,
+            tool_calls=max_calls,
+            write_actions=6 if dry_run else 3,
+            retries=4,
+            finishing=(finish,),
+        ),
         fork="native",
         side_effects="isolated",
     )

@@ -43,7 +43,7 @@ def demonstrate(options: Options, task: Task, seed: int) -> tuple[Turn, ...]:
     for name, decide in DECISIONS.items():
         if name in drawn:
             decide(rng, options, task, plan)
-    turns = plan.turns(options.handles)
+    turns = plan.turns(options)
     for name, insert in INSERTIONS.items():
         if name in drawn:
             insert(rng, options, task, turns)

@@ -6,7 +6,7 @@ import sqlite3
 
 from agentrl_jax.protocol import Action, EnvironmentSpec, Message, Observation, Snapshot, Status, Task
 
-from . import policy, schema, tenant, tools
+from . import dry, policy, schema, tenant
 from .options import Options
 
 OVER = "the task is over"
@@ -51,7 +51,7 @@ class WorkflowEnvironment:
                 texts.append(OVER)
                 status = Status.INVALID_ACTION
                 continue
-            reply = tools.execute(connection, tools.resolve(connection, self._options.handles, call))
+            reply = dry.execute(connection, dry.prepare(connection, self._options, call))
             texts.append(reply.text)
             status = status if reply.status is Status.OK else reply.status
             over = reply.finished is not None

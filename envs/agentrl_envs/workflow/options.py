@@ -24,6 +24,7 @@ class Options:
     system: str = "none"
     sloppiness: float = 0.6
     max_calls: int = MAX_CALLS
+    dry_run: bool = False
 
     def __post_init__(self) -> None:
         _known("handles", (self.handles,), ("short", "real"))
@@ -35,8 +36,9 @@ class Options:
             raise ValueError(f"workflow: kinds is empty; name at least one of {', '.join((*KINDS, LOOKUP))}")
         if not 0.0 <= self.sloppiness <= 1.0:
             raise ValueError(f"workflow: sloppiness={self.sloppiness!r}; expected a number from 0 to 1")
-        if self.max_calls < 4:
-            raise ValueError(f"workflow: max_calls={self.max_calls!r}; the longest reference solution needs 4")
+        if self.max_calls < 4 + self.dry_run:
+            needed = 4 + self.dry_run
+            raise ValueError(f"workflow: max_calls={self.max_calls!r}; the longest reference solution needs {needed}")
 
 
 def _known(name: str, given: Sequence[str], known: Sequence[str]) -> None:

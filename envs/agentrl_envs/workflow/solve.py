@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from agentrl_jax.protocol import Task, ToolCall
 
-from . import tools
+from . import dry, tools
 from .options import Options
 
 Turn = ToolCall | str
@@ -20,9 +20,9 @@ class Draft:
     write: ToolCall | None
     result: str
 
-    def turns(self, handles: str) -> list[Turn]:
-        write = [] if self.write is None else [self.write]
-        return [*self.lookups, *write, tools.call(handles, "finish", result=self.result)]
+    def turns(self, options: Options) -> list[Turn]:
+        write = [] if self.write is None else dry.turns(options, self.write)
+        return [*self.lookups, *write, tools.call(options.handles, "finish", result=self.result)]
 
 
 def draft(options: Options, task: Task) -> Draft:
@@ -40,4 +40,4 @@ def requested(options: Options, task: Task) -> ToolCall | None:
 
 def solve(options: Options, task: Task) -> tuple[Turn, ...]:
     """One call a turn, at most four."""
-    return tuple(draft(options, task).turns(options.handles))
+    return tuple(draft(options, task).turns(options))

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from agentrl_jax.protocol import Action, Check, Snapshot, Task, Verdict
 
-from . import policy, schema, tools
+from . import dry, policy, schema, tools
 from .options import Options
 from .schema import Change
 
@@ -57,14 +57,15 @@ def verify(options: Options, task: Task, initial: Snapshot, actions: Sequence[Ac
     seen = "; ".join(f"{c.table} {c.key} {c.column} -> {c.value}" for c in undeclared)
     if unexplained:
         seen = (seen + "; the actions do not lead to the final state").removeprefix("; ")
-    extra = max(0, replay.calls - data["calls"])
+    least = data["calls"] + (options.dry_run and bool(data["goal"]))
+    extra = max(0, replay.calls - least)
     return Verdict(
         constraints=(
             Check(name="policy_kept", passed=not replay.forbidden, evidence="; ".join(replay.forbidden)),
             Check(name="no_undeclared_change", passed=not undeclared and not unexplained, evidence=seen),
         ),
         outcome=outcome,
-        quality=max(0.0, 1.0 - extra / data["calls"]),
+        quality=max(0.0, 1.0 - extra / least),
         diagnostics={
             "calls": replay.calls,
             "invalid_calls": replay.invalid,
@@ -117,19 +118,21 @@ def _again(
 ) -> None:
     """One call again: judged by the policy first, then carried out; its cell changes are compared one by one."""
     replay.calls += 1
-    resolved = tools.resolve(connection, options.handles, asked)
+    prepared = dry.prepare(connection, options, asked)
+    resolved = prepared.resolved
     if isinstance(resolved, str):
         replay.invalid += 1
         return
     row, arguments = resolved
-    if row.writes:
+    writes = row.writes and not prepared.dry
+    if writes:
         replay.writes += 1
         rule = policy.forbids(connection, row.name, arguments, task.data["customer"], options.policies)
         if rule is not None:
             replay.forbidden.append(f"{row.name} {' '.join(map(str, arguments.values()))}: {rule}")
-    before = schema.dump(connection, schema.SERVICE_TABLES) if row.writes else {}
-    reply = tools.execute(connection, resolved)
-    if row.writes:
+    before = schema.dump(connection, schema.SERVICE_TABLES) if writes else {}
+    reply = dry.execute(connection, prepared)
+    if writes:
         moved = schema.difference(before, schema.dump(connection, schema.SERVICE_TABLES))
         replay.undeclared += sorted(moved - goal, key=repr)
     if reply.read is not None:

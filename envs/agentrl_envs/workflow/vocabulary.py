@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from . import demonstrations, env, tools, wording
+from . import demonstrations, dry, env, tools, wording
 from .options import Options
 from .policy import system_text
 from .tenant import FIRST_NAMES, LAST_NAMES, METHOD_KINDS, NOUNS, STATUSES
@@ -29,5 +29,7 @@ def vocabulary(options: Options) -> tuple[str, ...]:
         texts += [" ".join(FIRST_NAMES), *(" ".join(names) for names in LAST_NAMES.values())]
     if options.handles == "real":
         texts += [" ".join(METHOD_KINDS), "#W addr"]
+    if options.dry_run:
+        texts += [f"{dry.ARGUMENT} = true false would", dry.FIRST, dry.KIND]
     system = system_text(options.system, options.policies)
     return tuple([*texts, system] if system else texts)
