@@ -33,13 +33,13 @@ def verify(task: Task, initial: Snapshot, actions: Sequence[Action], final: Snap
     reference = len(proof_of(task))
     return Verdict(
         constraints=(
-            Check(name="steps_explain_state", passed=not strange, evidence=f"never asked for: {strange}"[:200] if strange else ""),
+            Check(name="steps_explain_state", passed=not strange, evidence=f"never asked for: {strange}"[:200]),
         ),
         outcome=proved and state["finished"],
         quality=min(1.0, reference / max(1, len(moves))) if proved else 0.0,
         diagnostics={"steps": len(moves), "submitted": state["finished"], "proved": proved, "reference": reference},
         evidence=(reason,),
-    )  # fmt: skip
+    )
 
 
 def _proved(task: Task, moves: Sequence[Move]) -> tuple[bool, str]:
