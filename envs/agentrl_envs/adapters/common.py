@@ -72,8 +72,8 @@ def judge(
     """The verdict over the rewards in a replayed state.
 
     Outcome: whether the return (or, with `last_only`, the last reward) reaches `goal`; without a goal the return over
-    `most` as a score from 0 to 1. One reward that is None leaves the episode unscored. An episode that the foreign environment did
-    not end is False, whatever its rewards: to stop early is the policy's doing.
+    `most` as a score from 0 to 1. One reward that is None leaves the episode unscored. An episode that the
+    foreign environment did not end is False, whatever its rewards: to stop early is the policy's doing.
     """
     history = json.loads(final.data)
     measured = history["measured"]

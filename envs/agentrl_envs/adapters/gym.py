@@ -1,6 +1,6 @@
 """Gymnasium environments with discrete or text actions.
 
-    suite("Taxi-v4", goal=1.0)       suite("my_package:MyEnv-v0", options={"size": 4}, actions=["left", "right"])
+suite("Taxi-v4", goal=1.0)       suite("my_package:MyEnv-v0", options={"size": 4}, actions=["left", "right"])
 """
 
 from __future__ import annotations
@@ -10,7 +10,18 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from agentrl_jax.protocol import Action, Budget, EnvironmentSpec, Json, Message, Observation, Status, Suite, Task, ToolCall
+from agentrl_jax.protocol import (
+    Action,
+    Budget,
+    EnvironmentSpec,
+    Json,
+    Message,
+    Observation,
+    Status,
+    Suite,
+    Task,
+    ToolCall,
+)
 
 from ..answering import Reply, answer, shown, tool
 from ..replaying import ReplayingEnvironment

@@ -9,6 +9,7 @@ tells what an action is.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import urllib.error
@@ -18,7 +19,16 @@ from functools import partial
 from typing import Any, Literal
 
 from agentrl_jax.protocol import (
-    Action, Budget, EnvironmentSpec, Json, Message, Observation, Status, Suite, Task, ToolCall,
+    Action,
+    Budget,
+    EnvironmentSpec,
+    Json,
+    Message,
+    Observation,
+    Status,
+    Suite,
+    Task,
+    ToolCall,
 )  # fmt: skip
 
 from ..answering import Reply, answer, shown, tool
@@ -110,6 +120,7 @@ class OpenEnvEnvironment(ReplayingEnvironment):
     ) -> None:
         self.spec = spec
         self._url, self._instructions, self._concealed, self._timeout_s = url, instructions, concealed, timeout_s
+        self._open_session = contextlib.ExitStack()
         self._socket: Any = None
         self._rewards: list[float | None] = []
         self._ended = False
@@ -119,7 +130,9 @@ class OpenEnvEnvironment(ReplayingEnvironment):
 
         self._rewards, self._ended = [], False
         base = self._url.rstrip("/").replace("http", "ws", 1)
-        self._socket = connect(f"{base}/ws", open_timeout=self._timeout_s, proxy=None)
+        self._socket = self._open_session.enter_context(
+            connect(f"{base}/ws", open_timeout=self._timeout_s, close_timeout=1.0, proxy=None)
+        )
         data = self._ask({"type": "reset", "data": {"seed": int(task.data["seed"])}})
         if data["type"] != "observation":
             raise ServiceDown(f"the server cannot reset: {_message(data)}")
@@ -165,9 +178,8 @@ class OpenEnvEnvironment(ReplayingEnvironment):
         return {"rewards": known or self._rewards[-1:], "ended": self._ended}
 
     def end(self) -> None:
-        socket, self._socket = self._socket, None
-        if socket is not None:
-            socket.close()
+        self._socket = None
+        self._open_session.close()
 
 
 def _message(reply: Mapping[str, Any]) -> str:

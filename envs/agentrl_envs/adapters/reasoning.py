@@ -1,6 +1,6 @@
 """reasoning-gym data sets: a question, one answer, scored by the data set.
 
-    suite("chain_sum")       suite("leg_counting", config={"max_animals": 4})
+suite("chain_sum")       suite("leg_counting", config={"max_animals": 4})
 """
 
 from __future__ import annotations
@@ -14,7 +14,16 @@ from functools import cache, partial
 from typing import Any
 
 from agentrl_jax.protocol import (
-    Action, Budget, EnvironmentSpec, Json, Message, Observation, Suite, Task, ToolCall, Verdict,
+    Action,
+    Budget,
+    EnvironmentSpec,
+    Json,
+    Message,
+    Observation,
+    Suite,
+    Task,
+    ToolCall,
+    Verdict,
 )  # fmt: skip
 
 from ..answering import Reply, answer, shown, tool

@@ -1,10 +1,11 @@
 """TextArena games for one player.
 
-    suite("Wordle-v0")       suite("Hangman-v0", goal=1.0)
+suite("Wordle-v0")       suite("Hangman-v0", goal=1.0)
 """
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import random
 from collections.abc import Mapping, Sequence
@@ -18,7 +19,9 @@ from ..replaying import ReplayingEnvironment
 from . import common
 
 VERSION = "1"
-MOVE = tool("move", "Say one move, in the form that the game asks for.", {"text": {"type": "string", "maxLength": 2000}})
+MOVE = tool(
+    "move", "Say one move, in the form that the game asks for.", {"text": {"type": "string", "maxLength": 2000}}
+)
 
 
 def missing() -> str | None:
@@ -30,8 +33,10 @@ def missing() -> str | None:
 def suite(
     game: str = "FrozenLake-v0", options: Mapping[str, Any] | None = None, goal: float | None = 1.0, steps: int = 64
 ) -> Suite:
-    """A one-player game as a suite: the outcome is whether its final reward reaches `goal` (None: the reward itself as a
-    score from 0 to 1). `options` go to `textarena.make`. A task is a seed."""
+    """A one-player game as a suite; `options` go to `textarena.make`, a task is a seed.
+
+    The outcome is whether the game's final reward reaches `goal`; `goal=None` makes it the reward itself, cut to 0..1.
+    """
     _make(game, options or {})
     spec = EnvironmentSpec(
         name=f"textarena-{game}",
@@ -51,10 +56,8 @@ def suite(
 
 
 def _make(game: str, options: Mapping[str, Any]) -> Any:
-    import textarena
-
     try:
-        return textarena.make(env_id=game, **options)
+        return importlib.import_module("textarena").make(env_id=game, **options)
     except (ValueError, TypeError) as error:
         raise ValueError(f"textarena has no game {game!r} with these options: {error}") from error
 

@@ -1,6 +1,6 @@
 """Tasksets of verifiers 0.4 whose tasks are a prompt and a reply: the task's own reward functions judge.
 
-    suite("my_tasks", config={"size": 20})        suite("my_package.my_module:MyTaskset")
+suite("my_tasks", config={"size": 20})        suite("my_package.my_module:MyTaskset")
 """
 
 from __future__ import annotations
@@ -14,7 +14,18 @@ from collections.abc import Mapping, Sequence
 from functools import cache, partial
 from typing import Any
 
-from agentrl_jax.protocol import Action, Budget, EnvironmentSpec, Json, Message, Observation, Suite, Task, ToolCall, Verdict
+from agentrl_jax.protocol import (
+    Action,
+    Budget,
+    EnvironmentSpec,
+    Json,
+    Message,
+    Observation,
+    Suite,
+    Task,
+    ToolCall,
+    Verdict,
+)
 
 from ..answering import Reply, answer, shown, tool
 from ..replaying import ReplayingEnvironment
@@ -66,9 +77,14 @@ def _load(taskset: str, settings: str, count: int) -> tuple[Any, ...]:
         kind = getattr(importlib.import_module(module), name)
     else:
         kind = importlib.import_module("verifiers.v1.utils.loaders").taskset_class(taskset)
-    config_type = importlib.import_module("verifiers.v1.utils.generic").concrete_type(
-        kind, importlib.import_module("verifiers.v1").TasksetConfig, origin=importlib.import_module("verifiers.v1").Taskset
-    ) or importlib.import_module("verifiers.v1").TasksetConfig
+    config_type = (
+        importlib.import_module("verifiers.v1.utils.generic").concrete_type(
+            kind,
+            importlib.import_module("verifiers.v1").TasksetConfig,
+            origin=importlib.import_module("verifiers.v1").Taskset,
+        )
+        or importlib.import_module("verifiers.v1").TasksetConfig
+    )
     return tuple(itertools.islice(kind(config_type(**json.loads(settings))), count))
 
 
@@ -92,7 +108,9 @@ def _tasks(taskset: str, settings: str, count: int, split: str, wanted: int, see
         content = json.dumps(messages)
         if common.split_of(content) == split:
             data = {"taskset": taskset, "config": settings, "count": count, "index": index, "messages": messages}
-            rows.setdefault(content, Task(id=f"verifiers-{one.key[:12]}", split=split, kind=type(one).__name__, data=data))
+            rows.setdefault(
+                content, Task(id=f"verifiers-{one.key[:12]}", split=split, kind=type(one).__name__, data=data)
+            )
     if wanted > len(rows):
         raise ValueError(f"verifiers: {wanted} tasks of {split!r} asked for, but {taskset} has {len(rows)}")
     return tuple(random.Random(f"{split}/{seed}").sample(list(rows.values()), wanted))

@@ -10,7 +10,7 @@ import importlib.util
 from collections.abc import Mapping, Sequence
 from functools import partial
 
-from agentrl_jax.protocol import Budget, EnvironmentSpec, Suite, Task, ToolCall
+from agentrl_jax.protocol import Budget, EnvironmentSpec, Json, Suite, Task, ToolCall
 
 from ..answering import tool
 from . import generated, tasks, verifier
@@ -81,8 +81,8 @@ def _attacks(task: Task) -> Mapping[str, Sequence[ToolCall | str]]:
     """Ways to be scored without solving: none may succeed."""
     right, text = str(task.data["answer"]), task.data["text"]
 
-    def said(*values: object) -> list[ToolCall | str]:
-        return [ToolCall(name="answer", arguments={"value": value}) for value in values]
+    def said(*values: Json) -> list[ToolCall | str]:
+        return [*(ToolCall(name="answer", arguments={"value": value}) for value in values)]
 
     question = text.removeprefix("Expand ").removeprefix("Write ").partition(" as ")[0].removesuffix(".")
     return {

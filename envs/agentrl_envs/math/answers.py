@@ -85,7 +85,7 @@ def _plain(text: str) -> str:
     if len(text) > MOST_CHARACTERS:
         raise Unreadable(f"an answer may have at most {MOST_CHARACTERS} characters")
     if not text.isascii():
-        text = text.replace("−", "-").replace("√", "sqrt").replace("·", "*").replace("×", "*")
+        text = text.replace("\u2212", "-").replace("\u221a", "sqrt").replace("\u00b7", "*").replace("\u00d7", "*")
     boxed = re.fullmatch(r"\\boxed\{(.*)\}", text)
     text = boxed[1] if boxed else text
     text = text.removesuffix(".").strip()

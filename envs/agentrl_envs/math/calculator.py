@@ -31,7 +31,7 @@ class Refused(ValueError):
 
 def evaluate(text: str) -> Fraction:
     """The exact value of the expression."""
-    text = text.strip().replace("^", "**").replace("×", "*").replace("−", "-")
+    text = text.strip().replace("^", "**").replace("\u00d7", "*").replace("\u2212", "-")
     if len(text) > MOST_CHARACTERS:
         raise Refused(f"an expression may have at most {MOST_CHARACTERS} characters")
     if not re.fullmatch(r"[0-9a-z+\-*/%().,\s]+", text) or re.search(r"\d[a-z(]|\)[0-9a-z(]", text):

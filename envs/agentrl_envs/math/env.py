@@ -16,7 +16,7 @@ from .tasks import Options, is_close, values
 
 HOW = {
     "calculator": "Compute with calculate, then give the result with answer; there is one try.",
-    "python": "Compute with run_code (a Python program that prints), then give the result with answer; there is one try.",
+    "python": "Compute with run_code (a program that prints), then give the result with answer; there is one try.",
 }
 
 

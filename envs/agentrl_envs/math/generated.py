@@ -103,7 +103,8 @@ def _linear(rng: random.Random) -> Problem:
     if abs(x) < 2:
         return _linear(rng)
     letter = rng.choice("xyn")
-    text = f"Solve {a}*{letter} {_signed(b)} = {c}*{letter} {_signed(d)} for {letter}. Give a fraction if it is none of the whole numbers."
+    equation = f"{a}*{letter} {_signed(b)} = {c}*{letter} {_signed(d)}"
+    text = f"Solve {equation} for {letter}. Give a fraction where it is no whole number."
     return Problem(text, "number", str(x), (f"({d} - ({b}))/({a} - {c})",))
 
 

@@ -114,7 +114,7 @@ def worked(answer: str) -> Iterator[str]:
 
 
 def values(steps: Sequence[str]) -> list[str]:
-    """What the reference's calculations give, exactly: by these the environment tells whether a call brought something."""
+    """What the reference's calculations give, exactly: seeing one of these for the first time is evidence gained."""
     return sorted({str(evaluate(step)) for step in steps})
 
 

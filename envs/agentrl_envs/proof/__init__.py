@@ -42,10 +42,10 @@ def suite(
 ) -> Suite:
     """The proof suite.
 
-    `source`: "calculus" (generated theorems, no data set), or a database: hol (higher-order logic) or ql (quantum
-    logic). `kinds` of generated theorems: "infer", "evaluate". `most_steps` leaves out theorems whose own proof is longer; `facts` is how many an
-    episode may hold. Raises `data.DataError` if the data set is neither here nor can be fetched, ValueError for an
-    unknown option.
+    `source`: "calculus" (generated theorems, no data set), or a database: hol (higher-order logic), ql (quantum logic).
+    `kinds` of generated theorems: "infer", "evaluate". `most_steps` leaves out theorems whose own proof is longer;
+    `facts` is how many an episode may hold. Raises `data.DataError` if the data set is neither here nor can be
+    fetched, ValueError for an unknown option.
     """
     options = Options(source=source, kinds=tuple(kinds), most_steps=most_steps, facts=facts)
     tasks.database(source)

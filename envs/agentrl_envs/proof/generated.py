@@ -25,7 +25,7 @@ VARIABLES = ("p", "q", "r", "t")
 
 @cache
 def database() -> Database:
-    return parse(files(__package__).joinpath("calculus.mm").read_text(encoding="ascii"))
+    return parse(files("agentrl_envs.proof").joinpath("calculus.mm").read_text(encoding="ascii"))
 
 
 def split_of(content: str) -> str:
