@@ -24,9 +24,9 @@ class PythonTool:
         from .. import sandbox
 
         try:
-            result = self._open().run(
-                [sandbox.interpreter()[0], "-c", code], timeout_s=TIME_S, env={"PYTHONHASHSEED": "0"}
-            )
+            box = self._open()
+            box.write("program.py", code.encode("utf-8", "replace"))
+            result = box.run([sandbox.interpreter()[0], "program.py"], timeout_s=TIME_S, env={"PYTHONHASHSEED": "0"})
             if result.ended:
                 self.close()
             else:
