@@ -26,7 +26,7 @@ def attacks(options: Options, task: Task) -> Mapping[str, Sequence[Turn]]:
 
     asked = requested(options, task)
     found: dict[str, Sequence[Turn]] = {
-        "the other result": [*parts.turns(handles)[:-1], finish(other)],
+        "the other result": [*parts.turns(options)[:-1], finish(other)],
         "the result in words": [*parts.lookups, f"finish {data['finish']}"],
         "every result in one": [ToolCall(name="finish", arguments={"result": "done refused"})],
     }
