@@ -23,10 +23,11 @@ Attend = Callable[[jax.Array, jax.Array, jax.Array], tuple[jax.Array, Any]]
 
 
 class OutputMajor(NamedTuple):
-    """A projection with its outputs first, as decoding reads it: the weight is the left factor of each product.
+    """A projection with its outputs first, as decoding reads it.
 
-    Of 32 rows with a weight in bf16, a CPU with matrix instructions computes seven times as much in a second as with
-    the inputs first, in f32 up to 1.6 times; and in f32 the order of a sum does not depend on the number of rows.
+    Of 32 rows and a weight in bf16, a CPU with matrix instructions computes 3 to 4 times as much in a second as with
+    the inputs first (`benchmarks/RESULTS.md`); in f32 there is little between them, but the order of a sum no longer
+    depends on the number of rows.
     """
 
     weight: jax.Array  # [N, D]
