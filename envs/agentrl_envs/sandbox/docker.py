@@ -2,7 +2,7 @@
 
 The image holds empty directories and links only; programs come from the host's /usr, read-only. The agent is the
 container's program and its channel the attached standard input and output: an exec for every command would cost 80 ms.
-`runtime="runsc"` takes gVisor where the engine has it. Frozen states are archives there too: memory is not part of them.
+`runtime="runsc"` takes gVisor where the engine has it. Frozen states are archives there too: without memory.
 """
 
 from __future__ import annotations
@@ -182,6 +182,8 @@ def _options(client: Any, limits: Limits, view: View, label: str, runtime: str |
     hidden = [
         path for path in view.hidden if os.path.isdir(path) and any(path.startswith(f"{each}/") for each in shown)
     ]
+    # No process 1 of the engine's: the agent reaps, and as process 1 no command can kill it. The engine's would hold
+    # the channel too, and lend it to commands, which have its uid, through /proc/1/fd.
     disk, owner = limits.disk_bytes, "uid=1000,gid=1000,nosuid,nodev"
     return {
         "image": _image(client, links), "runtime": runtime, "mounts": mounts, "read_only": True,
@@ -192,9 +194,9 @@ def _options(client: Any, limits: Limits, view: View, label: str, runtime: str |
             **dict.fromkeys(hidden, "ro,size=4k,mode=755"),
         },
         "shm_size": disk // 8, "mem_limit": limits.memory_bytes + disk, "memswap_limit": limits.memory_bytes + disk,
-        "pids_limit": limits.processes + (256 if runtime else 2), "nano_cpus": 2 * 10**9,
+        "pids_limit": limits.processes + (256 if runtime else 1), "nano_cpus": 2 * 10**9,
         "ulimits": [Ulimit(name="core", soft=0, hard=0)], "network_mode": "none", "cap_drop": ["ALL"],
-        "security_opt": ["no-new-privileges:true"], "init": True, "user": "1000:1000", "hostname": "box",
+        "security_opt": ["no-new-privileges:true"], "init": False, "user": "1000:1000", "hostname": "box",
         "working_dir": "/workspace", "stdin_open": True, "auto_remove": True, "environment": {},
         "log_config": LogConfig(type="none"),
         "labels": {"agentrl.run": label, "agentrl.owner": mark(label), "agentrl.machine": machine()},

@@ -1,4 +1,4 @@
-"""A Docker engine of the tests' own, started by hand: no service manager, no network, nothing of the machine's changed."""
+"""A Docker engine of the tests' own, started by hand: no service manager, no network."""
 
 from __future__ import annotations
 

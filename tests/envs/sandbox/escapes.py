@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -63,14 +64,19 @@ def running(mark: str) -> list[int]:
     return found
 
 
-def gone(mark: str, seconds: float = 10) -> bool:
-    """Whether such processes end."""
+def until(true: Callable[[], bool], seconds: float = 10) -> bool:
+    """Whether it becomes true: a process takes its time to start and to end."""
     end = time.monotonic() + seconds
-    while running(mark):
+    while not true():
         if time.monotonic() > end:
             return False
         time.sleep(0.02)
     return True
+
+
+def gone(mark: str) -> bool:
+    """Whether such processes end."""
+    return until(lambda: not running(mark))
 
 
 @escape
@@ -228,6 +234,15 @@ def fork_bomb(make: Make) -> None:
         bomb.kill()
         assert bomb.processes() == ()
         assert bomb.run(["echo", "alive"]).stdout == b"alive\n"
+
+
+@escape
+def orphans_that_end(make: Make) -> None:
+    """Trap: zombies that nobody reaps eat the limit on processes."""
+    with make() as box:
+        result = box.run("n=0; while [ $n -lt 300 ]; do (true &); n=$((n + 1)); done; echo END")
+        assert result.stdout == b"END\n" and result.limit is None, result
+        assert until(lambda: box.processes() == ())
 
 
 @escape
@@ -423,10 +438,7 @@ def daemons_left_behind(make: Make) -> None:
         daemon = f"import os,time\nif os.fork(): os._exit(0)\nos.setsid()\nif os.fork(): os._exit(0)\nos.execvp('sleep', ['sleep', '{mark}'])"
         box.run(["python3", "-c", daemon])
         assert time.monotonic() - began < 9
-        end = time.monotonic() + 5
-        while len(found := [each for each in box.processes() if mark in " ".join(each.argv)]) < 3:
-            assert time.monotonic() < end, found
-            time.sleep(0.02)
+        assert until(lambda: sum(each.argv[:2] == ("sleep", mark) for each in box.processes()) == 3), box.processes()
         assert box.run(["echo", "next"]).stdout == b"next\n"
         assert running(f"sleep\0{mark}")
     assert gone(f"sleep\0{mark}")
@@ -609,7 +621,7 @@ def seeing_another_box(make: Make) -> None:
         for process in one.processes():
             two.run(["kill", "-9", str(process.pid)])
         two.run("kill -9 -1")
-        assert any(f"79{os.getpid()}.5" in each.argv for each in one.processes())
+        assert until(lambda: any(f"79{os.getpid()}.5" in each.argv for each in one.processes()))
         assert two.files() == ()
 
 
@@ -626,6 +638,7 @@ def attempt_all(backend: str, names: list[str]) -> int:
             ESCAPES[name](make)
         except (AssertionError, SandboxError, OSError, ValueError) as error:
             failed += 1
+            traceback.print_exc(limit=2, file=sys.stdout)
             print(f"{name}: {type(error).__name__}: {error}", flush=True)
     return failed
 

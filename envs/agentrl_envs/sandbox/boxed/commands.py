@@ -53,6 +53,9 @@ class Runner:
         self.left = []  # ends of pipes that something still writes to
         self._empty = True
         self._null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
+        self._bell, ringing = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(ringing, warn_on_full_buffer=False)
 
     def idle(self):
         """Nothing runs."""
@@ -85,7 +88,8 @@ class Runner:
             os.dup2(out, 1)
             os.dup2(err, 2)
             os.umask(0o022)
-            for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE):
+            signal.set_wakeup_fd(-1)
+            for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE, signal.SIGCHLD):
                 signal.signal(each, signal.SIG_DFL)
             _sacrifice()
             resource.setrlimit(resource.RLIMIT_DATA, (self.limits.memory_bytes,) * 2)
@@ -104,6 +108,7 @@ class Runner:
         ended = os.pidfd_open(pid)
         poll, pending = select.poll(), memoryview(stdin)
         poll.register(ended, select.POLLIN)
+        poll.register(self._bell, select.POLLIN)
         poll.register(self.reader, 0)  # only its end
         for fd in streams:
             os.set_blocking(fd, False)
@@ -125,6 +130,9 @@ class Runner:
                     elif fd in open_ones and not self._drain(fd, streams[fd]):
                         poll.unregister(fd)
                         open_ones.discard(fd)
+                if any(fd == self._bell for fd, _ in events):
+                    os.read(self._bell, 512)
+                    reap_but(pid)  # else orphans that ended count against the limit on processes
                 if any(fd == ended for fd, _ in events):
                     break
                 now = time.monotonic()
@@ -253,6 +261,18 @@ class Runner:
             except OSError:
                 continue
         return False
+
+
+def reap_but(pid):
+    """Takes note of children that have ended, but for one, which someone else is waiting for."""
+    while True:
+        try:
+            found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:
+            return
+        if found is None or found.si_pid == pid:
+            return
+        os.waitpid(found.si_pid, 0)
 
 
 def _sacrifice():

@@ -13,16 +13,13 @@ def main():
     null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
     for fd in (0, 1, 2):
         os.dup2(null, fd)
+    if os.getpid() != 1:
+        sys.exit("the agent must be process 1, where commands cannot kill it")
     limits = keeper.Limits(sys.argv[1:])
     keeper.limit(limits, None)  # a uid's limit on processes would count those of other containers
     linux.no_new_privileges()
     linux.undumpable()
     linux.install_filter(seccomp.program())
     home = os.open("/workspace", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    agent.start(3, 4, home, commands.Runner(limits, reader=3, pids=_pids))
+    agent.start(3, 4, home, commands.Runner(limits, reader=3))
 
-
-def _pids():
-    """Without the engine's own process 1."""
-    ours = (1, os.getpid())
-    return [int(name) for name in os.listdir("/proc") if name.isdigit() and int(name) not in ours]
