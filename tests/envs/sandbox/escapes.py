@@ -250,6 +250,8 @@ def memory_hog(make: Make) -> None:
     with make() as box:
         text = python(box, "x = bytearray(900 << 20); print('GOT IT')")
         assert "GOT IT" not in text
+        raised = "import resource as r; r.setrlimit(r.RLIMIT_DATA, (r.getrlimit(r.RLIMIT_DATA)[1],) * 2)\nx = bytearray(b'x' * (400 << 20))\nprint('GOT IT')"
+        assert "GOT IT" not in python(box, raised)
         many = """
 import os, time
 for n in range(12):

@@ -22,4 +22,3 @@ def main():
     linux.install_filter(seccomp.program())
     home = os.open("/workspace", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     agent.start(3, 4, home, commands.Runner(limits, reader=3))
-
