@@ -34,7 +34,11 @@ class Warden(Link):
         self.place = tempfile.mkdtemp(prefix=f"agentrl-{os.getpid()}-")
         os.chmod(self.place, 0o711)
         paths = (len(view.visible), *view.visible, *view.hidden)
-        super().__init__("warden", label, first_uid(), self.place, mark(label), int(safe), *paths)
+        try:
+            super().__init__("warden", label, first_uid(), self.place, mark(label), int(safe), *paths)
+        except BaseException:
+            shutil.rmtree(self.place, ignore_errors=True)
+            raise
 
     def end(self) -> None:
         """Ends it and every box, and removes their directories."""

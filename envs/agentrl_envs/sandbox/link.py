@@ -35,8 +35,13 @@ class Link:
         self.spare: deque[tuple[object, ...]] = deque()  # requests of finalizers, which may not speak themselves
         self._lock = threading.RLock()
         self._control, theirs = socket.socketpair()
-        with theirs:
+        try:
             self._process = _spawn(module, theirs, label)
+        except OSError as error:
+            self._control.close()
+            raise SandboxError(f"the process that keeps the boxes cannot be started: {error}") from None
+        finally:
+            theirs.close()
         self._control.settimeout(60)
         try:
             self._control.sendall(str(_SOURCE).encode().ljust(4096))
