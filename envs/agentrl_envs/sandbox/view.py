@@ -28,12 +28,15 @@ class View:
 def view(visible: Sequence[str] = (), hidden: Sequence[str] = ()) -> View:
     """The system's programs, `visible` besides, without `hidden` and without this package: its source would tell a
     policy how its tasks are made and judged."""
+    closed = tuple(dict.fromkeys([*_ours(), *(os.path.realpath(path) for path in hidden)]))
     for path in visible:
         if not os.path.isabs(path) or not os.path.exists(path):
             raise ValueError(f"visible={path!r}: expected an absolute path that exists")
+        if within := [each for each in closed if f"{os.path.realpath(path)}/".startswith(f"{each}/")]:
+            raise ValueError(f"visible={path!r}: {within[0]} is hidden from boxes, with all in it")
     shown = dict.fromkeys([*SYSTEM, *SETTINGS, *DEVICES, *(os.path.realpath(path) for path in visible), *visible])
     present = tuple(path for path in shown if os.path.exists(path))
-    return View(present, tuple(dict.fromkeys([*_ours(), *(os.path.realpath(path) for path in hidden)])))
+    return View(present, closed)
 
 
 def _ours() -> list[str]:

@@ -399,6 +399,9 @@ def test_bad_arguments_say_what_was_expected() -> None:
         open_sandbox(run_label="a b")
     with pytest.raises(ValueError, match="visible"):
         open_sandbox(visible=("relative",))
+    for inside in (Path(opening.__file__).parent, Path(opening.__file__).parents[1]):
+        with pytest.raises(ValueError, match="is hidden from boxes"):
+            open_sandbox(visible=(str(inside),))
     with pytest.raises(ValueError, match="processes"):
         Limits(processes=0)
     with pytest.raises(WorkspaceError, match="not a tar"), open_sandbox(b"x" * 1024):
