@@ -90,11 +90,7 @@ class Runner:
     def _spawn(self, argv, env, directory, ends):
         """Without copying this process: a third of a fork's time. What the child inherits is set for that moment."""
         before = resource.getrlimit(resource.RLIMIT_DATA)
-        most = (
-            self.limits.memory_bytes
-            if before[1] == resource.RLIM_INFINITY
-            else min(self.limits.memory_bytes, before[1])
-        )
+        most = min(self.limits.memory_bytes, before[1])  # the hard limit is set by `keeper.limit`
         os.fchdir(directory)
         os.umask(0o022)
         try:
