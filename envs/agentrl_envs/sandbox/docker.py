@@ -1,6 +1,6 @@
 """Boxes as containers of a Docker engine, through its SDK: for machines where nothing else works, or by name.
 
-The image holds empty directories and links only; programs come from the host's /usr, read-only. The agent is the
+The image holds directories, links and a few settings; programs come from the host's /usr, read-only. The agent is the
 container's program and its channel the attached standard input and output: an exec for every command would cost 80 ms.
 `runtime="runsc"` takes gVisor where the engine has it. Frozen states are archives there too: without memory.
 """
@@ -19,16 +19,16 @@ from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
-from .boxed import tar
+from .boxed import files, tar
 from .client import Box
 from .owners import machine, mark, orphaned
-from .view import DEVICES, View
+from .view import DEVICES, SETTINGS, View
 from .words import Frozen, Limits, Sandbox, SandboxError
 
 TIMEOUT_S = 60  # of a call to the engine: when it is met, the engine is at fault
 _BOXED = Path(__file__).resolve().parent / "boxed"
 _START = "import sys;sys.path.append('/agent');import boxed.container as m;m.main()"
-_DIRECTORIES = ("agent", "agent/boxed", "dev", "etc", "proc", "sys", "tmp", "usr", "workspace")
+_DIRECTORIES = ("agent", "agent/boxed", "dev", "etc", "etc/ssl", "proc", "sys", "tmp", "usr", "workspace")
 _ETC = {
     "passwd": "root:x:0:0:root:/root:/usr/sbin/nologin\nagent:x:1000:1000:agent:/tmp:/bin/sh\n",
     "group": "root:x:0:\nagent:x:1000:\n",
@@ -97,6 +97,7 @@ def engine_errors() -> Iterator[None]:
 
 
 _clients: dict[tuple[str, int], Any] = {}
+_images: dict[tuple[Any, tuple[tuple[str, str], ...]], str] = {}
 
 
 def engine() -> Any:
@@ -199,7 +200,9 @@ def _options(client: Any, limits: Limits, view: View, label: str, runtime: str |
     links = {path: os.readlink(path) for path in view.visible if os.path.islink(path)}
     shown = [*dict.fromkeys([*view.visible, *needed])]
     mounts = [
-        Mount(path, path, type="bind", read_only=True) for path in shown if path not in links and path not in DEVICES
+        Mount(path, path, type="bind", read_only=True)
+        for path in shown
+        if path not in links and path not in DEVICES and path not in SETTINGS
     ]
     mounts.append(Mount("/agent/boxed", str(_BOXED), type="bind", read_only=True))
     hidden = [
@@ -227,19 +230,41 @@ def _options(client: Any, limits: Limits, view: View, label: str, runtime: str |
 
 
 def _image(client: Any, links: dict[str, str]) -> str:
-    """Empty directories, links and three files, imported once."""
+    """Empty directories, links and a copy of a few settings, imported once: every mount costs a start 10 ms."""
     import docker.errors
 
+    known = (client, tuple(sorted(links.items())))
+    if known in _images:
+        return _images[known]
     entries = [(name.encode(), tar.DIRECTORY, 0o755, b"") for name in _DIRECTORIES]
     entries += [(path[1:].encode(), tar.LINK, 0o777, target.encode()) for path, target in sorted(links.items())]
     entries += [(f"etc/{name}".encode(), tar.FILE, 0o644, text.encode()) for name, text in _ETC.items()]
+    for path in SETTINGS:
+        entries += _copied(path)
     data = tar.pack(entries)
     tag = hashlib.sha256(data).hexdigest()[:12]
     try:
         client.images.get(f"agentrl-box:{tag}")
     except docker.errors.ImageNotFound:
         client.api.import_image_from_data(data, repository="agentrl-box", tag=tag)
-    return f"agentrl-box:{tag}"
+    _images[known] = f"agentrl-box:{tag}"
+    return _images[known]
+
+
+def _copied(source: str) -> list[tuple[bytes, bytes, int, bytes]]:
+    """A file of the host, or a directory with all in it, as entries of an archive."""
+    name = source[1:].encode()
+    if os.path.isfile(source):
+        return [(name, tar.FILE, 0o644, Path(source).read_bytes())]
+    if not os.path.isdir(source):
+        return []
+    fd = os.open(source, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        found = files.entries(fd, files.Room(32 << 20))
+        inner = [(name + b"/" + path, kind, mode, data) for path, kind, mode, data in found]
+    finally:
+        os.close(fd)
+    return [(name, tar.DIRECTORY, 0o755, b""), *inner]
 
 
 def open_box(archive: bytes, limits: Limits, view: View, label: str, *, runtime: str | None = None) -> Sandbox:
@@ -265,5 +290,6 @@ def end_all() -> None:
     for box in list(_open):
         with contextlib.suppress(SandboxError):
             box.close()
+    _images.clear()
     while _clients:
         _clients.popitem()[1].close()
