@@ -43,7 +43,7 @@ Row = dict[str, Any]
 
 
 def measure(rounds: int = 9, backends: list[str] | None = None) -> list[Row]:
-    """A row for each figure of each back end that works here, with the issue's bar where it has one."""
+    """A row for each figure of each back end that works here, with the most it should take where that is said."""
     works = available()
     rows = [_row(name, "unavailable", None, why=why) for name, why in works.items() if why and name in (backends or [])]
     for name in backends or works:

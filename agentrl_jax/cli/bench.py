@@ -37,7 +37,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Prints time ratios to the naive head, compiled temporary memory and matrix work of every contender.
 
     For the sampler: tokens a CPU second, and what a prompt that a group shares costs. For environments: what a step
-    costs the host.
+    costs the host, and what a sandbox does.
     """
     if arguments.part == "sampler":
         return _sampler(arguments)
@@ -85,9 +85,9 @@ def _env(arguments: argparse.Namespace) -> int:
             raise UserError(f"--{option}: bench env takes --rounds only")
     if arguments.rounds < 1:
         raise UserError(f"--rounds {arguments.rounds}: expected at least 1")
-    env = _benchmark("env", None)
-    rows = env.measure(arguments.rounds)
-    print(json.dumps(rows, indent=2) if arguments.json else env.table(rows))
+    env, sandbox = _benchmark("env", None), _benchmark("sandbox", None)
+    steps, boxes = env.measure(arguments.rounds), sandbox.measure(arguments.rounds)
+    print(json.dumps([*steps, *boxes], indent=2) if arguments.json else f"{env.table(steps)}\n\n{sandbox.table(boxes)}")
     return 0
 
 

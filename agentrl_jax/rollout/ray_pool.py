@@ -96,7 +96,8 @@ class RayPool:
         if not hosts:
             raise UserError(f"{url}: no node of the cluster has CPUs to offer")
         self._hosts = hosts[:workers]
-        self._nodes = [self._start(node) for node in range(len(self._hosts))]
+        self._nodes = [self._start(node, host) for node, host in enumerate(self._hosts)]
+        self._down: set[str] = set()  # hosts that have lost an actor
         self._free = deque(range(workers))
         self._held: set[int] = set()
         self._flying: dict[Any, tuple[int, Any]] = {}  # by the reference of a reply: its worker, and the actor asked
@@ -174,6 +175,19 @@ class RayPool:
                 self._ray.kill(node)
             self._ray.shutdown()
 
+    def _revive(self, node: int) -> None:
+        """Start an actor where one answers; the cluster is slow to learn which nodes are gone."""
+        self._down.add(self._hosts[node])
+        for host in [*(set(self._alive()) - self._down), *self._down]:
+            self._hosts[node], self._nodes[node] = host, self._start(node, host)
+            try:
+                self._ray.get(self._nodes[node].introduce.remote(), timeout=self.deadlines.start)
+            except self._ray.exceptions.RayError:
+                self._down.add(host)
+            else:
+                return
+        raise UserError("no node of the Ray cluster is left that starts environment workers; mend it, then --resume")
+
     def _alive(self) -> list[str]:
         """Ids of the nodes that have CPUs to offer."""
         return [n["NodeID"] for n in self._ray.nodes() if n["Alive"] and n["Resources"].get("CPU", 0) > 0]
@@ -194,9 +208,7 @@ class RayPool:
         if actor not in self._nodes:  # replaced when the first of its workers told
             return []
         node = self._nodes.index(actor)
-        others = [host for host in self._alive() if host != self._hosts[node]]  # the cluster may not know it yet
-        self._hosts[node] = others[node % len(others)] if others else self._hosts[node]
-        self._nodes[node] = self._start(node)
+        self._revive(node)
         idle = sorted(self._held - self._asked() - answered)
         lost = [worker for worker in idle if self._place(worker)[0] == node]
         return [(worker, Failure(kind="crash", phase="idle", message=why)) for worker in lost]
@@ -205,11 +217,11 @@ class RayPool:
         """(node, worker there)."""
         return worker % len(self._hosts), worker // len(self._hosts)
 
-    def _start(self, node: int) -> Any:
+    def _start(self, node: int, host: str) -> Any:
         strategies = importlib.import_module("ray.util.scheduling_strategies")
         count = len(range(node, self.workers, len(self._hosts)))
         variables = {name: value for name, value in os.environ.items() if name.startswith("AGENTRL_")}
-        where = strategies.NodeAffinitySchedulingStrategy(self._hosts[node], soft=True)
+        where = strategies.NodeAffinitySchedulingStrategy(host, soft=False)
         actor = self._ray.remote(
             num_cpus=0, scheduling_strategy=where, runtime_env={"env_vars": variables}, max_concurrency=count + 2
         )(Node)

@@ -422,7 +422,7 @@ def test_no_browser_outlives_its_worker(how):
     with subprocess.Popen(
         [sys.executable, "-W", "error", "-c", program, how],
         stdout=subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": search, "AGENTRL_RUN": "test"},
+        env={**os.environ, "PYTHONPATH": search, "AGENTRL_RUN_LABEL": "test"},
     ) as worker:
         assert worker.stdout is not None
         label = worker.stdout.readline().decode().strip()

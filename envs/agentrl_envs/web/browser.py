@@ -54,7 +54,7 @@ class Browser:
         if lack := missing():
             raise BrowserError(lack)
         self.owner = os.getpid()
-        self.label = f"{LABEL}{os.environ.get('AGENTRL_RUN', 'local')}-{self.owner}"
+        self.label = f"{LABEL}{os.environ.get('AGENTRL_RUN_LABEL', 'local')}-{self.owner}"
         self.broken = False
         reap()
         self._work: queue.SimpleQueue[tuple[Callable[[Any], Any], Future] | None] = queue.SimpleQueue()
