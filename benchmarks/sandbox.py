@@ -23,7 +23,7 @@ from typing import Any
 
 from agentrl_envs.sandbox import Sandbox, available, open_sandbox
 
-BARS = {  # of the issue, in ms; an overhead is what a command costs beyond the command itself
+BARS = {  # the most that each should take, in ms; an overhead is what a command costs beyond the command itself
     "first_command": {"namespaces": 40.0, "docker": 600.0},
     "command_overhead": {"namespaces": 1.0},
     "snapshot_and_two_forks": {"namespaces": 60.0},

@@ -123,8 +123,9 @@ def test_a_bad_option_of_the_sampler_is_named(options, words, capsys):
 
 
 def test_what_a_step_costs_the_host_is_printed(monkeypatch, capsys):
-    from benchmarks import env
+    from benchmarks import env, sandbox
 
+    monkeypatch.setattr(sandbox, "measure", lambda rounds: [])
     monkeypatch.setattr(env, "timed", lambda work, rounds: {"cpu_us_per_step": work() / 8, "steps_per_s": 9000.0})
     monkeypatch.setattr(env, "start", lambda workers, start=env.start: start(4))
     assert main(["bench", "env", "--rounds", "1", "--json"]) == 0
