@@ -1,0 +1,295 @@
+"""Runs commands: output and input by poll, a deadline, and limits on what all of them use together."""
+
+import os
+import resource
+import select
+import signal
+import time
+
+_TICK = 0.025  # how often what the box uses is looked at
+_PIPE = 1 << 16
+_PAGE = os.sysconf("SC_PAGESIZE")
+BASE_ENV = {
+    b"PATH": b"/usr/local/bin:/usr/bin:/bin", b"HOME": b"/tmp", b"TMPDIR": b"/tmp", b"LANG": b"C.UTF-8", b"TZ": b"UTC",
+    b"TERM": b"dumb", b"PAGER": b"cat", b"USER": b"agent", b"PYTHONDONTWRITEBYTECODE": b"1", b"PYTHONHASHSEED": b"0",
+}  # fmt: skip
+
+
+class Output:
+    """The first and the last bytes of a stream, up to `most` of them."""
+
+    def __init__(self, most):
+        self.head, self.tail, self.most, self.total = bytearray(), bytearray(), most, 0
+
+    def add(self, data):
+        """Takes the next bytes."""
+        self.total += len(data)
+        room = self.most - self.most // 2 - len(self.head)
+        if room > 0:
+            self.head += data[:room]
+            data = data[room:]
+        if data:
+            self.tail += data
+            if len(self.tail) > self.most:
+                del self.tail[: len(self.tail) - self.most // 2]
+
+    def value(self):
+        """What is kept, and whether that is less than all."""
+        kept = self.most // 2
+        if self.total <= self.most:
+            return bytes(self.head + self.tail), False
+        tail = bytes(self.tail[len(self.tail) - kept :]) if kept else b""
+        cut = self.total - len(self.head) - len(tail)
+        return bytes(self.head) + b"\n[... %d bytes cut ...]\n" % cut + tail, True
+
+
+class Runner:
+    """Starts commands one after the other, and keeps watch over what they leave running."""
+
+    def __init__(self, limits, restrict=None, reader=-1, watch=None, kill_all=None, pids=None, env=None):
+        self.limits, self.restrict, self.reader = limits, restrict, reader
+        self._watch, self._kill_all, self._pids = watch, kill_all, pids
+        self.env = dict(BASE_ENV if env is None else env)
+        self.left = []  # ends of pipes that something still writes to
+        self._empty = True
+        self._null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
+
+    def idle(self):
+        """Nothing runs."""
+        return self._empty and not self.left
+
+    def run(self, argv, env, stdin, timeout, directory):
+        """(exit code, timed out, truncated, limit, wall seconds, standard output, standard error)"""
+        started = time.monotonic()
+        out, err, feed = os.pipe2(os.O_CLOEXEC), os.pipe2(os.O_CLOEXEC), None
+        if stdin:
+            feed = os.pipe2(os.O_CLOEXEC)
+        pid = os.fork()
+        if not pid:
+            self._become(argv, env, directory, feed[0] if feed else self._null, out[1], err[1])
+        self._empty = False
+        for fd in (out[1], err[1], *([feed[0]] if feed else [])):
+            os.close(fd)
+        streams = {out[0]: Output(self.limits.output_bytes), err[0]: Output(self.limits.output_bytes)}
+        code, limit = self._attend(pid, streams, feed[1] if feed else None, stdin, started + timeout)
+        (first, cut), (second, cut_too) = [each.value() for each in streams.values()]
+        wall = time.monotonic() - started
+        return code, int(limit == "time"), int(cut or cut_too), limit or "", f"{wall:.6f}", first, second
+
+    def _become(self, argv, env, directory, stdin, out, err):
+        """In the child: becomes the command."""
+        try:
+            os.setsid()
+            os.fchdir(directory)
+            os.dup2(stdin, 0)
+            os.dup2(out, 1)
+            os.dup2(err, 2)
+            os.umask(0o022)
+            for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE):
+                signal.signal(each, signal.SIG_DFL)
+            _sacrifice()
+            resource.setrlimit(resource.RLIMIT_DATA, (self.limits.memory_bytes,) * 2)
+            if self.restrict is not None:
+                self.restrict()
+            variables = {**self.env, **dict(each.split(b"=", 1) for each in env)}
+            _execute(argv, variables)
+        except FileNotFoundError:
+            os.write(2, argv[0] + b": command not found\n")
+            os._exit(127)
+        except BaseException as error:
+            os.write(2, argv[0] + b": " + str(error).encode() + b"\n")
+            os._exit(126)
+
+    def _attend(self, pid, streams, feed, stdin, deadline):
+        ended = os.pidfd_open(pid)
+        poll, pending = select.poll(), memoryview(stdin)
+        poll.register(ended, select.POLLIN)
+        poll.register(self.reader, 0)  # only its end
+        for fd in streams:
+            os.set_blocking(fd, False)
+            poll.register(fd, select.POLLIN)
+        if feed is not None:
+            os.set_blocking(feed, False)
+            poll.register(feed, select.POLLOUT)
+        limit, open_ones = None, set(streams)
+        look = time.monotonic() + _TICK
+        try:
+            while True:
+                now = time.monotonic()
+                events = poll.poll(max(0, min(deadline, look) - now) * 1000 + 0.5)
+                for fd, event in events:
+                    if fd == self.reader and event:
+                        os._exit(0)  # nobody is there to answer
+                    if fd == feed and pending is not None:
+                        pending = self._feed(poll, feed, pending)
+                    elif fd in open_ones and not self._drain(fd, streams[fd]):
+                        poll.unregister(fd)
+                        open_ones.discard(fd)
+                if any(fd == ended for fd, _ in events):
+                    break
+                now = time.monotonic()
+                if limit is None and now >= deadline:
+                    limit = "time"
+                elif limit is None and now >= look:
+                    limit = self._over()
+                    look = now + _TICK
+                    self._drain_left()
+                if limit is not None:
+                    self.kill()
+            return self._collect(pid, streams, open_ones), limit
+        finally:
+            os.close(ended)
+            if feed is not None and pending is not None:
+                os.close(feed)
+
+    def _feed(self, poll, feed, pending):
+        try:
+            pending = pending[os.write(feed, pending[:_PIPE]) :]
+        except BlockingIOError:
+            return pending
+        except OSError:
+            pending = pending[:0]
+        if pending:
+            return pending
+        poll.unregister(feed)
+        os.close(feed)
+        return None
+
+    @staticmethod
+    def _drain(fd, output):
+        """Reads once; False at the end of the stream."""
+        try:
+            data = os.read(fd, _PIPE)
+        except BlockingIOError:
+            return True
+        output.add(data)
+        return bool(data)
+
+    def _collect(self, pid, streams, open_ones):
+        """The command has ended: its code, and what is still in the pipes. What others hold open is drained later."""
+        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        for fd, output in streams.items():
+            more = fd in open_ones
+            while more:
+                before = output.total
+                more = self._drain(fd, output)
+                if more and (output.total == before or output.total > before + (1 << 20)):
+                    break
+            if more:
+                self.left.append(fd)
+            else:
+                os.close(fd)
+        self._reap()
+        return code
+
+    def _reap(self):
+        try:
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+            self._empty = False
+        except ChildProcessError:
+            self._empty = True
+
+    def _drain_left(self):
+        for fd in list(self.left):
+            try:
+                for _ in range(64):
+                    if not os.read(fd, _PIPE):
+                        self.left.remove(fd)
+                        os.close(fd)
+                        break
+            except BlockingIOError:
+                continue
+
+    def tend(self):
+        """Between commands: reaps, drains, and kills everything where a limit is exceeded. True."""
+        self._reap()
+        self._drain_left()
+        if not self._empty and self._over():
+            self.kill()
+        return True
+
+    def pids(self):
+        """The processes of the box, without the agent."""
+        if self._pids is not None:
+            return self._pids()
+        return [int(name) for name in os.listdir("/proc") if name.isdigit() and int(name) != os.getpid()]
+
+    def _over(self):
+        """The limit that is exceeded, or None."""
+        if self._watch is not None and (found := self._watch()):
+            return found
+        pids = self.pids()
+        if sum(_resident(pid) for pid in pids) <= self.limits.memory_bytes:
+            return None
+        # Pages that several share count in each: the exact figure takes longer to get.
+        return "memory" if sum(_share(pid) for pid in pids) > self.limits.memory_bytes else None
+
+    def kill(self):
+        """Ends every process of the box but this one, and reaps those that are its children."""
+        for _ in range(200):
+            if self._kill_all is not None:
+                self._kill_all()
+            else:
+                try:
+                    os.kill(-1, signal.SIGKILL)
+                except ProcessLookupError:
+                    break
+            try:
+                os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT | os.WNOHANG)
+            except ChildProcessError:
+                break
+            if not self._others():
+                break
+            time.sleep(0.002)
+
+    def _others(self):
+        """Whether anything but zombies is left."""
+        for pid in self.pids():
+            try:
+                with open(f"/proc/{pid}/stat", "rb") as handle:
+                    if handle.read(512).rpartition(b")")[2].split()[0] not in (b"Z", b"X"):
+                        return True
+            except OSError:
+                continue
+        return False
+
+
+def _sacrifice():
+    """Where the kernel runs out of memory, commands go before the agent."""
+    try:
+        handle = os.open("/proc/self/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC)
+    except OSError:
+        return
+    os.write(handle, b"900")
+    os.close(handle)
+
+
+def _execute(argv, env):
+    """execvpe, which would import a module that is out of reach by now."""
+    places = [b""] if b"/" in argv[0] else [each + b"/" for each in env.get(b"PATH", b"").split(b":")]
+    refused = None
+    for place in places:
+        try:
+            os.execve(place + argv[0], argv, env)
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except PermissionError as error:
+            refused = error
+    raise refused or FileNotFoundError(argv[0])
+
+
+def _resident(pid):
+    try:
+        with open(f"/proc/{pid}/statm", "rb") as handle:
+            return int(handle.read(128).split()[1]) * _PAGE
+    except (OSError, IndexError, ValueError):
+        return 0
+
+
+def _share(pid):
+    try:
+        with open(f"/proc/{pid}/smaps_rollup", "rb") as handle:
+            return next(int(line.split()[1]) * 1024 for line in handle if line.startswith(b"Pss:"))
+    except (OSError, StopIteration):
+        return _resident(pid)
