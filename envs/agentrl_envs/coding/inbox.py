@@ -13,6 +13,7 @@ import io
 import itertools
 import json
 import os
+import resource
 import signal
 import sys
 import traceback
@@ -165,7 +166,7 @@ def visible(job, write):
     sys.dont_write_bytecode = True
     result = unittest.TestResult()
     sys.stdout = sys.stderr = io.StringIO()
-    unittest.defaultTestLoader.discover("tests", top_level_dir=".").run(result)
+    unittest.defaultTestLoader.discover("tests").run(result)
     wrong = [(test, error, "FAIL") for test, error in result.failures]
     wrong += [(test, error, "ERROR") for test, error in result.errors]
     lines = [f"{result.testsRun - len(wrong)} of {result.testsRun} tests passed"]
@@ -192,14 +193,16 @@ def main():
     nothing = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1, 2):
         os.dup2(nothing, descriptor)
-    sys.setrecursionlimit(job.get("recursion", 1_000))
     signal.signal(signal.SIGVTALRM, signal.default_int_handler)
+    resource.setrlimit(resource.RLIMIT_CPU, (job["cpu"], job["cpu"] + 1))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
     def write(text):
-        data = text.encode()
+        data = text.encode(errors="replace")
         while data:
             data = data[os.write(channel, data) :]
 
+    write(f"{job['nonce']} started\n")  # nothing of the policy's ran yet: without this line, the box is at fault
     {"measure": measure, "trial": trial, "visible": visible}[job["mode"]](job, write)
 
 
