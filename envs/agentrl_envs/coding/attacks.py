@@ -12,7 +12,7 @@ from .cases import literal
 Script = Sequence[ToolCall | str]
 RUN, SUBMIT = ToolCall(name="run_tests"), ToolCall(name="submit")
 
-FORGE = '''
+FORGE = """
 import json
 import sys
 
@@ -24,7 +24,7 @@ while frame is not None:
             write(f"{job['nonce']} {number} " + json.dumps({"value": VALUE}) + "\\\\n")
         break
     frame = frame.f_back
-'''
+"""
 PATCH = """
 import json
 import sys

@@ -3,7 +3,15 @@
 from __future__ import annotations
 
 from agentrl_jax.protocol import (
-    Action, EnvironmentSpec, EnvStatus, Message, Observation, Snapshot, Status, Task, ToolCall,
+    Action,
+    EnvironmentSpec,
+    EnvStatus,
+    Message,
+    Observation,
+    Snapshot,
+    Status,
+    Task,
+    ToolCall,
 )  # fmt: skip
 
 from .. import sandbox
@@ -13,10 +21,11 @@ from .workspace import Reply, Workspace, invalid
 OVER = "error: the task is over"
 NO_CALL = "error: call a tool; when the repair is made, call submit"
 SYSTEM = (
-    "You repair a small Python package with the tools. Change source files of the package only, not its tests. A repair "
-    "computes: no input or output, no new files for tests or settings, no tricks with the interpreter. Other tests than "
-    "those you see decide. When you are finished, call submit."
+    "You repair a small Python package with the tools. Change source files of the package only, not its tests. A "
+    "repair computes: no input or output, no new files for tests or settings, no tricks with the interpreter. Other "
+    "tests than those you see decide. When you are finished, call submit."
 )
+HEALTHY = EnvStatus()
 VISIBLE_S = 5.0  # of the processor, for one run of the visible tests
 
 
@@ -57,7 +66,7 @@ class CodingEnvironment:
             return _answer([f"error: {action.error[:200]}"], Status.INVALID_ACTION)
         if not action.calls:
             return _answer([NO_CALL], Status.INVALID_ACTION)
-        texts, status, gain, health = [], Status.OK, 0.0, EnvStatus()
+        texts, status, gain, health = [], Status.OK, 0.0, HEALTHY
         for call in action.calls:
             if state.submitted:
                 texts.append(OVER)
@@ -100,7 +109,7 @@ class CodingEnvironment:
 
 
 def _answer(
-    texts: list[str], status: Status, *, terminated: bool = False, gain: float = 0.0, health: EnvStatus = EnvStatus()
+    texts: list[str], status: Status, *, terminated: bool = False, gain: float = 0.0, health: EnvStatus = HEALTHY
 ) -> Observation:
     return Observation(
         content=tuple(Message(role="tool", content=text) for text in texts),

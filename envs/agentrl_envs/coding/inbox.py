@@ -7,17 +7,20 @@ and what it writes is compared outside, as plain data, by someone else.
 
 from __future__ import annotations
 
-import ast
 import importlib
 import io
 import itertools
 import json
 import os
+import re
 import resource
 import signal
 import sys
-import traceback
 import unittest
+from collections.abc import Callable
+from typing import Any
+
+Write = Callable[[str], None]
 
 MOST_NODES = 20_000  # of one value written down
 DEEPEST = 60
@@ -37,7 +40,7 @@ class Opaque:
         return 0
 
 
-def encode(value, depth=0, room=None):
+def encode(value: Any, depth: int = 0, room: list[int] | None = None) -> Any:
     """A value of built-in types as JSON that keeps their types apart; anything else becomes {"o": its type}."""
     room = [MOST_NODES] if room is None else room
     room[0] -= 1
@@ -46,9 +49,9 @@ def encode(value, depth=0, room=None):
     if value is None or isinstance(value, bool | str):
         return value if value is None or isinstance(value, bool) else str(value)
     if isinstance(value, int):
-        return int(value) if value.bit_length() < 64 else {"i": hex(value)} if value.bit_length() < WIDEST_INT else {
-            "o": "huge int"
-        }  # fmt: skip
+        if value.bit_length() < 64:
+            return int(value)
+        return {"i": hex(value)} if value.bit_length() < WIDEST_INT else {"o": "huge int"}
     if isinstance(value, float):
         return {"f": float.hex(value)}
     if isinstance(value, complex):
@@ -56,7 +59,7 @@ def encode(value, depth=0, room=None):
     if isinstance(value, bytes | bytearray):
         return {"b": bytes(value).hex()}
 
-    def inner(items):
+    def inner(items: Any) -> list[Any]:
         return [encode(item, depth + 1, room) for item in items]
 
     if isinstance(value, list):
@@ -70,7 +73,7 @@ def encode(value, depth=0, room=None):
     return {"o": type(value).__name__[:60]}
 
 
-def decode(value):
+def decode(value: Any) -> Any:
     """What `encode` wrote as a value again. ValueError or TypeError for anything else."""
     if value is None or isinstance(value, bool | int | str):
         return value
@@ -91,7 +94,7 @@ def decode(value):
     return {"t": tuple, "s": set}[tag](decode(item) for item in inner)
 
 
-def call(function, case):
+def call(function: Callable[..., Any], case: Any) -> dict[str, Any]:
     """One case: what the function returned, or the name of what it raised, `sys.exit` included."""
     try:
         value = function(*decode(case["args"]))
@@ -102,7 +105,7 @@ def call(function, case):
         return {"error": type(error).__name__[:60]}
 
 
-def measure(job, write):
+def measure(job: Any, write: Write) -> None:
     """The job's cases against the package under the current directory, a line each as soon as it is known."""
     sys.path.append(os.getcwd())  # last: no module of the standard library can be replaced
     for index, case in enumerate(job["cases"]):
@@ -115,7 +118,7 @@ def measure(job, write):
         write(f"{job['nonce']} {index} {json.dumps(answer)}\n")
 
 
-def trial(job, write):
+def trial(job: Any, write: Write) -> None:
     """The job's cases against each of several one-file programs, within `lines` executed lines and CPU_S seconds."""
     for index, source in enumerate(job["programs"]):
         signal.setitimer(signal.ITIMER_VIRTUAL, CPU_S)
@@ -131,24 +134,24 @@ class OutOfSteps(BaseException):
     """The program executed more lines than it may."""
 
 
-def try_out(source, cases, lines):
+def try_out(source: str, cases: Any, lines: int) -> list[Any]:
     """What a program answers to each case, or {"error": "OutOfSteps"} after that many lines: the same everywhere."""
     program = compile(source, "program.py", "exec", dont_inherit=True)
     return [call(_stepped(program, case["function"], lines), case) for case in cases]
 
 
-def _stepped(program, function, lines):
+def _stepped(program: Any, function: str, lines: int) -> Callable[..., Any]:
     """A function that loads the program afresh and calls its function, counting lines."""
     left = [lines]
 
-    def count(frame, event, argument):
+    def count(frame: Any, event: str, argument: Any) -> Any:
         left[0] -= 1
         if left[0] < 0:
             raise OutOfSteps
         return count
 
-    def load_and_call(*arguments):
-        space = {"__name__": "program"}
+    def load_and_call(*arguments: Any) -> Any:
+        space: dict[str, Any] = {"__name__": "program"}
         before = sys.gettrace()
         sys.settrace(count)
         try:
@@ -160,7 +163,7 @@ def _stepped(program, function, lines):
     return load_and_call
 
 
-def visible(job, write):
+def visible(job: Any, write: Write) -> None:
     """Runs the tests under `tests/` and writes a report without times, addresses and absolute paths."""
     sys.path.insert(0, os.getcwd())
     sys.dont_write_bytecode = True
@@ -178,16 +181,18 @@ def visible(job, write):
     write("\n".join(lines) + "\n")
 
 
-def where(error):
-    """The last lines of a traceback: what was raised, and the line of the package it comes from."""
+def where(error: str) -> str:
+    """The line of the package that a traceback ends in, and what was raised there."""
     lines = error.strip().splitlines()
-    inside = [line.strip() for line in lines if line.lstrip().startswith("File ") and os.getcwd() in line]
-    start = max((i for i, line in enumerate(lines) if line and not line.startswith(" ")), default=0)
-    text = "\n".join([*inside[-1:], *lines[start:]][:12])
-    return "\n".join("  " + line[:200] for line in text.replace(os.getcwd() + "/", "").splitlines())
+    frames = [place for place, line in enumerate(lines) if line.startswith('  File "')]
+    last = frames[-1] if frames else -1
+    raised = next((place for place in range(last + 1, len(lines)) if lines[place][:1] not in ("", " ")), 0)
+    ours = [lines[place].strip() for place in frames if os.getcwd() in lines[place]]
+    text = "\n".join([*ours[-1:], *lines[raised:]][:12]).replace(os.getcwd() + "/", "")
+    return "\n".join("  " + line[:200] for line in re.sub(r"0x[0-9a-f]+", "0x...", text).splitlines())
 
 
-def main():
+def main() -> None:
     job = json.loads(sys.stdin.read())
     channel = os.dup(1)
     nothing = os.open(os.devnull, os.O_RDWR)
@@ -197,7 +202,7 @@ def main():
     resource.setrlimit(resource.RLIMIT_CPU, (job["cpu"], job["cpu"] + 1))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
-    def write(text):
+    def write(text: str) -> None:
         data = text.encode(errors="replace")
         while data:
             data = data[os.write(channel, data) :]

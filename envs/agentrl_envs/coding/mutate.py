@@ -101,8 +101,8 @@ class _Finder:
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in NAMES:
             yield self._span(node.func)[0], node.func.id, NAMES[node.func.id]
         elif isinstance(node, ast.Break | ast.Continue):
-            written = ("break", "continue") if isinstance(node, ast.Break) else ("continue", "break")
-            yield self._at(node.lineno, node.col_offset), *written
+            old, new = ("break", "continue") if isinstance(node, ast.Break) else ("continue", "break")
+            yield self._at(node.lineno, node.col_offset), old, new
 
     def _between(
         self, left: ast.expr, right: ast.expr, operator: ast.AST, table: dict

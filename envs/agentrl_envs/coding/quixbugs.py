@@ -1,7 +1,7 @@
 """QuixBugs as tasks: the program with its one-line defect, some of its cases visible, the others hidden.
 
-Programs with cases as data are taken: 23 of 31; the others' tests build graphs and lists in code. The visible tests show
-20 of the defects. The set has no split of its own, so a program's name decides.
+Programs with cases as data are taken: 23 of 31; the others' tests build graphs and lists in code. The visible tests
+show 20 of the defects. The set has no split of its own, so a program's name decides.
 """
 
 from __future__ import annotations

@@ -10,14 +10,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from .cases import Case
 from .inbox import decode
 
-ALLOWED_IMPORTS = frozenset(
-    """abc array bisect cmath collections copy dataclasses datetime decimal enum fractions functools heapq itertools
-    math numbers operator random re statistics string textwrap typing __future__""".split()
-)
-REACHING = frozenset(
-    """__import__ __builtins__ __loader__ __spec__ breakpoint builtins compile delattr eval exec exit getattr globals
-    help importlib input locals memoryview open quit setattr vars""".split()
-)
+ALLOWED_IMPORTS = frozenset({
+    "__future__", "abc", "array", "bisect", "cmath", "collections", "copy", "dataclasses", "datetime", "decimal",
+    "enum", "fractions", "functools", "heapq", "itertools", "math", "numbers", "operator", "random", "re",
+    "statistics", "string", "textwrap", "typing",
+})  # fmt: skip
+REACHING = frozenset({
+    "__builtins__", "__import__", "__loader__", "__spec__", "breakpoint", "builtins", "compile", "delattr", "eval",
+    "exec", "exit", "getattr", "globals", "help", "importlib", "input", "locals", "memoryview", "open", "quit",
+    "setattr", "vars",
+})  # fmt: skip
 INNOCENT = frozenset({"__init__", "__name__", "__len__", "__iter__", "__next__", "__repr__", "__str__", "__all__"})
 TRIVIAL = 3  # literals up to this long ("0", "12", "''") say nothing
 

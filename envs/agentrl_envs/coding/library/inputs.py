@@ -1,4 +1,4 @@
-"""Draws arguments for the library's functions: small values, with the edges (empty, equal, touching) often among them."""
+"""Draws arguments for the library's functions: small values, the edges (empty, equal, touching) often among them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable
 from random import Random
 from typing import Any
 
-WORDS = "a be sea oak pine cedar willow chestnut undergrowth".split()
+WORDS = ("a", "be", "sea", "oak", "pine", "cedar", "willow", "chestnut", "undergrowth")
 NAMES = ("ada", "bo", "cy", "dee", "eve", "fay", "gus")
 
 
