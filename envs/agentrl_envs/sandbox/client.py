@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import select
-import shlex
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from hashlib import sha256
 from typing import Any
 
@@ -16,7 +16,6 @@ from .words import Command, File, Frozen, Limits, Process, Result, Sandbox, Sand
 
 GRACE_S = 10.0  # what an answer may take beyond the command's own time
 LARGEST_OVERHEAD = 64 << 20  # of an answer, beyond the disk's size
-Kill = Callable[[], None]
 
 
 class Ended(SandboxError):
@@ -24,11 +23,11 @@ class Ended(SandboxError):
 
 
 class Box:
-    """What every back end's box does in the same way. `end` kills it; `sibling` opens another one like it."""
+    """What every back end's box does in the same way; each says how a box ends, and how another one like it begins."""
 
-    def __init__(self, backend: str, limits: Limits, channel: socket.socket, end: Kill) -> None:
+    def __init__(self, backend: str, limits: Limits, channel: socket.socket) -> None:
         self.backend, self.limits = backend, limits
-        self._channel, self._end = channel, end
+        self._channel, self._owner = channel, os.getpid()
         self._lock = threading.RLock()
         self._closed = False
         channel.setblocking(False)
@@ -108,7 +107,7 @@ class Box:
 
     def freeze(self) -> Frozen:
         """Sandbox.freeze: here the archive itself."""
-        return Frozen(backend=self.backend, layers=(self.archive(),), limits=self.limits)
+        return Frozen(backend=self.backend, layers=(self.archive(),))
 
     def fork(self, frozen: Frozen) -> Sandbox:
         """Sandbox.fork."""
@@ -137,11 +136,13 @@ class Box:
     def close(self) -> None:
         """Sandbox.close."""
         with self._lock:
-            if self._closed:
-                return
-            self._closed = True
-            self._channel.close()
-            self._end()
+            if not self._closed:
+                self._closed = True
+                self._channel.close()
+                self._end(final=False)
+
+    def _end(self, *, final: bool) -> None:
+        """Ends the box; a `final` call comes from the collector, at any time, and may only leave word."""
 
     def __enter__(self) -> Any:
         return self
@@ -151,11 +152,15 @@ class Box:
 
     def __del__(self) -> None:
         if not getattr(self, "_closed", True):
-            self.close()
+            self._closed = True
+            self._channel.close()
+            self._end(final=True)
 
     def _check_open(self) -> None:
         if self._closed:
             raise Ended("the box is closed: open another one")
+        if self._owner != os.getpid():
+            raise SandboxError("the box belongs to the process that this one was forked from: open one here")
 
     def _one(self, name: str, *request: object) -> bytes:
         fields = self._workspace(name, *request)
@@ -257,8 +262,3 @@ def _int(data: bytes) -> int:
 
 def _text(data: bytes) -> str:
     return data.decode("utf-8", "surrogateescape")
-
-
-def join(argv: list[str]) -> str:
-    """An argument vector as a line for the shell."""
-    return shlex.join(argv)

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping, Sequence
+from functools import partial
 
-from . import namespaces
+from . import landlock, namespaces
 from .boxed import tar
-from .words import Limits, Sandbox, SandboxError
+from .owners import check_label, reap_processes
 from .view import view
+from .words import Limits, Sandbox, SandboxError
 
 AUTO = ("namespaces", "landlock")
-BACKENDS = (*AUTO, "docker", "unsafe")
+BACKENDS = (*AUTO, "unsafe")
 _known: dict[str, str | None] = {}
+_lock = threading.RLock()
 
 
 def pack(files: Mapping[str, bytes]) -> bytes:
@@ -51,14 +55,39 @@ def open_sandbox(
     this package and of `hidden`.
     """
     archive = files if isinstance(files, bytes) else pack(files or {})
-    return namespaces.open_box(archive, limits or Limits(), view(visible, hidden), run_label)
+    seen, label = view(visible, hidden), check_label(run_label)
+    unsafe = partial(landlock.open_box, safe=False)
+    openers = {"namespaces": namespaces.open_box, "landlock": landlock.open_box, "unsafe": unsafe}
+    return openers[chosen(backend)](archive, limits or Limits(), seen, label)
+
+
+def chosen(backend: str = "auto") -> str:
+    """The back end that `open_sandbox` takes."""
+    if backend != "auto":
+        if backend not in BACKENDS:
+            raise ValueError(f"backend={backend!r}: expected auto or one of {', '.join(BACKENDS)}")
+        return backend
+    for each in AUTO:
+        if works(each) is None:
+            return each
+    reasons = "; ".join(f"{each}: {works(each)}" for each in AUTO)
+    raise SandboxError(
+        f"this machine cannot isolate a policy's code ({reasons}). Allow user namespaces, or use a kernel with "
+        'Landlock, or run a docker engine and say backend="docker"; backend="unsafe" runs it without isolation'
+    )
+
+
+def works(backend: str) -> str | None:
+    """None where the back end works here, else why not. The first call opens a box; later ones remember."""
+    with _lock:
+        if backend not in _known:
+            _known[backend] = _probe(backend)
+        return _known[backend]
 
 
 def available() -> dict[str, str | None]:
-    """Every back end: None where it works on this machine, else why it does not. A probe opens a box, once."""
-    if not _known:
-        _known["namespaces"] = _probe("namespaces")
-    return dict(_known)
+    """Every back end that isolates: None where it works on this machine, else why it does not."""
+    return {each: works(each) for each in BACKENDS if each != "unsafe"}
 
 
 def _probe(backend: str) -> str | None:
@@ -67,3 +96,11 @@ def _probe(backend: str) -> str | None:
             return None if box.run(["true"]).ok else "a first command failed"
     except SandboxError as error:
         return str(error)
+
+
+def reap(run_label: str) -> int:
+    """Ends what boxes of a run left whose process is gone, however it ended; the number of what was ended.
+
+    Boxes in namespaces cannot be left over; those of this and of other living processes are not touched.
+    """
+    return reap_processes(check_label(run_label))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from typing import Protocol
 
 HOME = "/workspace"  # where the workspace is, seen from inside
@@ -81,8 +81,6 @@ class Frozen:
 
     backend: str
     layers: tuple[object, ...]
-    limits: Limits
-    options: Mapping[str, object] = field(default_factory=dict)
     free: Callable[[], None] | None = None
 
     def release(self) -> None:
@@ -90,6 +88,9 @@ class Frozen:
         free, self.free = self.free, None
         if free is not None:
             free()
+
+    def __del__(self) -> None:
+        self.release()
 
 
 class Sandbox(Protocol):
@@ -140,7 +141,7 @@ class Sandbox(Protocol):
         ...
 
     def archive(self) -> bytes:
-        """The workspace as a tar: equal bytes iff equal names, kinds, modes and contents (times and owners left out)."""
+        """The workspace as a tar: equal bytes iff equal names, kinds, modes and contents; without times and owners."""
         ...
 
     def digest(self) -> str:

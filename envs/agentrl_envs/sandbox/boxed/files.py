@@ -103,7 +103,7 @@ def entries(top):
 
 
 def fill(top, archive):
-    """Writes an archive's entries below an empty directory; a directory's mode comes last, so it cannot be in the way."""
+    """Writes an archive's entries below an empty directory; modes of directories come last, not to be in the way."""
     opened, modes = {b"": top}, []
     try:
         for path, kind, mode, data in archive:

@@ -25,7 +25,8 @@ class Setup:
 
     def __init__(self, fields):
         parent, host_uid, overlay, *paths = fields
-        self.parent, self.host_uid, self.overlay = int(parent), int(host_uid), overlay == b"1"
+        self.parent, self.host_uid = int(parent), int(host_uid)
+        self.overlay = overlay == b"1"  # else workspaces are copies
         split = int(paths[0])
         self.visible, self.hidden = paths[1 : 1 + split], paths[1 + split :]
 
@@ -45,7 +46,7 @@ def main():
     control = socket.socket(fileno=os.dup(0))
     control.set_inheritable(False)
     try:
-        setup = Setup(_receive(control)[0])
+        setup = Setup(receive(control)[0])
         parent = os.pidfd_open(setup.parent)
         if os.getppid() != setup.parent:
             os._exit(0)
@@ -152,10 +153,28 @@ def _guard(parent, pid):
     poll = select.poll()
     poll.register(parent, select.POLLIN)
     poll.register(os.pidfd_open(pid), select.POLLIN)
-    poll.poll()
+    wait(poll)
     os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
     os._exit(0)
+
+
+def wait(poll, seconds=None):
+    """What the poll finds; [None] where this process is told to end."""
+    signal.signal(signal.SIGTERM, _stop)
+    try:
+        return poll.poll(None if seconds is None else seconds * 1000)
+    except _Stop:
+        return [None]
+
+
+class _Stop(Exception):
+    pass
+
+
+def _stop(number, _):
+    signal.signal(number, signal.SIG_IGN)
+    raise _Stop
 
 
 def _keep(control, parent, setup):
@@ -171,8 +190,9 @@ def _keep(control, parent, setup):
         linux.mount("tmpfs", "/layers", "tmpfs", plain, "mode=700")
         linux.mount("tmpfs", "/boxes", "tmpfs", plain, "mode=700,size=1m")
         os.umask(0)
+        setup.overlay = setup.overlay and _overlay_works()
         keeper = Keeper(setup, os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC))
-        control.sendall(frames.frame("ok"))
+        control.sendall(frames.frame("ok", int(setup.overlay)))
     except OSError as error:
         control.sendall(frames.frame("broken", f"{error}"))
         os._exit(1)
@@ -183,10 +203,30 @@ def _keep(control, parent, setup):
         for fd, _ in poll.poll():
             if fd == parent:
                 os._exit(0)
-            control.sendall(frames.frame(*keeper.answer(*_receive(control))))
+            control.sendall(frames.frame(*keeper.answer(*receive(control))))
 
 
-def _receive(control):
+def _overlay_works():
+    """Whether a directory below can be replaced, which needs more of a tmpfs than kernels before 6.6 have."""
+    for name in ("low", "low/d", "up", "work", "on"):
+        os.mkdir(f"/boxes/{name}")
+    try:
+        linux.mount(
+            "overlay", "/boxes/on", "overlay", 0, "lowerdir=/boxes/low,upperdir=/boxes/up,workdir=/boxes/work,userxattr"
+        )
+    except OSError:
+        return False
+    try:
+        os.rmdir("/boxes/on/d")
+        os.mkdir("/boxes/on/d")
+        return os.getxattr("/boxes/up/d", "user.overlay.opaque") == b"y"
+    except OSError:
+        return False
+    finally:
+        linux.unmount("/boxes/on")
+
+
+def receive(control):
     """A frame's fields, and the descriptor that came with it."""
     data, descriptors, _, _ = socket.recv_fds(control, 4, 1)
     if not data:
@@ -203,17 +243,14 @@ def _receive(control):
     return frames.unpack(bytes(body)), (descriptors[0] if descriptors else None)
 
 
-class Keeper:
-    """Makes layers and boxes as it is told; it decides nothing."""
-
-    def __init__(self, setup, namespace):
-        self.setup, self.namespace, self.boxes = setup, namespace, {}
+class Answers:
+    """A method for each kind of request."""
 
     def answer(self, fields, descriptor):
         """One request's answer."""
         kind, *rest = fields
         try:
-            return getattr(self, f"_on_{kind.decode()}")(descriptor, *rest)
+            return getattr(self, f"on_{kind.decode()}")(descriptor, *rest)
         except (files.Unfit, tar.Malformed) as error:
             return "refused", f"{error}"
         except OSError as error:
@@ -222,32 +259,40 @@ class Keeper:
             if descriptor is not None:
                 os.close(descriptor)
 
-    def _on_layer(self, _, name, archive):
+
+class Keeper(Answers):
+    """Makes layers and boxes as it is told; it decides nothing."""
+
+    def __init__(self, setup, namespace):
+        self.setup, self.namespace, self.boxes = setup, namespace, {}
+
+    def on_layer(self, _, name, archive):
         path = f"/layers/{int(name)}"
         os.mkdir(path, 0o755)
-        with _Directory(path) as fd:
+        with Directory(path) as fd:
             files.fill(fd, tar.unpack(archive))
         return ("ok",)
 
-    def _on_drop(self, _, name):
+    def on_drop(self, _, name):
         path = f"/layers/{int(name)}"
-        with _Directory(path) as fd:
+        with Directory(path) as fd:
             files.clear(fd)
         os.rmdir(path)
         return ("ok",)
 
-    def _on_open(self, channel, name, *rest):
+    def on_open(self, channel, name, *rest):
         values, layers = rest[: len(Limits.names)], [f"/layers/{int(each)}" for each in rest[len(Limits.names) :]]
         limits, top = Limits(values), f"/boxes/{int(name)}"
         os.mkdir(top, 0o700)
+        self.boxes[int(name)] = None
         flags, size = linux.NOSUID | linux.NODEV, f"size={limits.disk_bytes},nr_inodes={limits.files},mode=700"
         linux.mount("tmpfs", top, "tmpfs", flags, size)
         for each, mode in ((UPPER, 0o755), (WORK, 0o755), (TMP, 0o1777), (SHARED, 0o1777)):
             os.mkdir(f"{top}/{each}", mode)
         if not self.setup.overlay:
-            with _Directory(f"{top}/{UPPER}") as target:
+            with Directory(f"{top}/{UPPER}") as target:
                 for layer in layers:
-                    with _Directory(layer) as source:
+                    with Directory(layer) as source:
                         files.copy(source, target)
         linux.unshare(linux.NEWPID)
         pid = os.fork()
@@ -257,23 +302,26 @@ class Keeper:
         self.boxes[int(name)] = pid
         return ("ok",)
 
-    def _on_freeze(self, _, box, layer):
+    def on_freeze(self, _, box, layer):
         path = f"/layers/{int(layer)}"
         os.mkdir(path, 0o755)
-        with _Directory(f"/boxes/{int(box)}/{UPPER}") as source, _Directory(path) as target:
+        with Directory(f"/boxes/{int(box)}/{UPPER}") as source, Directory(path) as target:
             return "ok", files.copy(source, target)
 
-    def _on_kill(self, _, box):
-        pid = self.boxes.pop(int(box), None)
-        if pid is not None:
-            os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
-            linux.unmount(f"/boxes/{int(box)}")
-            os.rmdir(f"/boxes/{int(box)}")
+    def on_kill(self, _, box):
+        if int(box) in self.boxes:
+            pid = self.boxes.pop(int(box))
+            if pid is not None:
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
+            try:
+                linux.unmount(f"/boxes/{int(box)}")
+            finally:
+                os.rmdir(f"/boxes/{int(box)}")
         return ("ok",)
 
 
-class _Directory:
+class Directory:
     """A directory's descriptor, for the time of a block."""
 
     def __init__(self, path):
@@ -289,13 +337,7 @@ class _Directory:
 def _box(channel, top, layers, limits):
     """In the fork: becomes process 1 of a box."""
     try:
-        os.dup2(channel, 0)
-        os.closerange(1, 1 << 16)
-        os.dup2(0, 3, inheritable=False)
-        null = os.open("/rootfs/dev/null", os.O_RDWR)
-        for fd in (0, 1, 2):
-            os.dup2(null, fd)
-        os.close(null)
+        only_channel(channel, "/rootfs/dev/null")
         linux.unshare(linux.NEWNS | linux.NEWNET | linux.NEWIPC | linux.NEWUTS | linux.NEWCGROUP)
         _furnish(top, layers)
         socket.sethostname("box")
@@ -311,6 +353,17 @@ def _box(channel, top, layers, limits):
         os.write(3, frames.frame("broken", f"{error!r}"))
     finally:
         os._exit(1)
+
+
+def only_channel(channel, null):
+    """Closes every descriptor but the channel, which becomes number 3."""
+    os.dup2(channel, 0)
+    os.closerange(1, 1 << 16)
+    os.dup2(0, 3, inheritable=False)
+    handle = os.open(null, os.O_RDWR)
+    for fd in (0, 1, 2):
+        os.dup2(handle, fd)
+    os.close(handle)
 
 
 def _furnish(top, layers):
@@ -338,16 +391,21 @@ def _loopback():
         fcntl.ioctl(handle, 0x8914, struct.pack("16sH14x", b"lo", 1 | 64))  # SIOCSIFFLAGS: up, running
 
 
-def _confine(limits):
-    """What no command can take back."""
+def limit(limits, processes):
+    """Resource limits, of this process and all that it starts."""
     for name, value in (
-        (resource.RLIMIT_NPROC, limits.processes + 1), (resource.RLIMIT_NOFILE, limits.open_files),
+        (resource.RLIMIT_NPROC, processes), (resource.RLIMIT_NOFILE, limits.open_files),
         (resource.RLIMIT_CORE, 0), (resource.RLIMIT_MSGQUEUE, 0), (resource.RLIMIT_MEMLOCK, 1 << 16),
         (resource.RLIMIT_FSIZE, limits.disk_bytes), (resource.RLIMIT_NICE, 0), (resource.RLIMIT_RTPRIO, 0),
     ):  # fmt: skip
         hard = resource.getrlimit(name)[1]
         value = value if hard == resource.RLIM_INFINITY else min(value, hard)
         resource.setrlimit(name, (value, value))
+
+
+def _confine(limits):
+    """What no command can take back."""
+    limit(limits, limits.processes + 1)
     linux.drop_capabilities()
     linux.no_new_privileges()
     linux.undumpable()

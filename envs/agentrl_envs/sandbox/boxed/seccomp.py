@@ -39,8 +39,11 @@ _CLONE, _SOCKET, _IOCTL = (56, 220), (41, 198), (16, 29)
 _NAMESPACES = 0x7E020080  # every CLONE_NEW*, the time namespace too
 _TIOCSTI, _TIOCLINUX = 0x5412, 0x541C
 _FAMILIES = (1, 2, 10)  # unix, inet, inet6: of a network that has nothing but loopback
-# Where the host's names are in reach and no mount hides them, by path:
-NETWORK = {"socket": (41, 198), "connect": (42, 203), "bind": (49, 200), "listen": (50, 201), "sendto": (44, 206)}
+# Where there are no namespaces: what others on the machine made, or, under a shared uid, own.
+SHARED = {
+    "shmat": (30, 196), "shmctl": (31, 195), "semop": (65, 193), "semctl": (66, 191), "semtimedop": (220, 192),
+    "msgsnd": (69, 189), "msgrcv": (70, 188), "msgctl": (71, 187), "mq_unlink": (241, 181),
+}  # fmt: skip
 SIGNALS = {
     "kill": (62, 129), "tkill": (200, 130), "tgkill": (234, 131), "rt_sigqueueinfo": (129, 138),
     "rt_tgsigqueueinfo": (297, 240), "pidfd_send_signal": (424, 424),
@@ -49,11 +52,13 @@ METADATA = {
     "chmod": (90, None), "fchmod": (91, 52), "fchmodat": (268, 53), "fchmodat2": (452, 452), "chown": (92, None),
     "lchown": (94, None), "fchown": (93, 55), "fchownat": (260, 54), "setxattr": (188, 5), "lsetxattr": (189, 6),
     "fsetxattr": (190, 7), "removexattr": (197, 14), "lremovexattr": (198, 15), "fremovexattr": (199, 16),
-    "setxattrat": (463, 463), "removexattrat": (466, 466), "file_setattr": (469, 469), "utime": (132, None),
-    "utimes": (235, None), "futimesat": (261, None), "utimensat": (280, 88),
-    "prlimit64": (302, 261), "setpriority": (141, 140), "sched_setaffinity": (203, 122), "sched_setattr": (314, 274),
+    "setxattrat": (463, 463), "removexattrat": (466, 466), "file_setattr": (469, 469),
+    "setpriority": (141, 140), "sched_setaffinity": (203, 122), "sched_setattr": (314, 274),
     "sched_setparam": (142, 118), "sched_setscheduler": (144, 119), "ioprio_set": (251, 30),
 }  # fmt: skip
+# Said to have worked under a shared uid: times are no part of a state, and tar and cp insist on setting them.
+_TIMES = {"utime": (132, None), "utimes": (235, None), "futimesat": (261, None), "utimensat": (280, 88)}
+_PRLIMIT = (302, 261)
 
 _ALLOW, _KILL, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
 _LOAD, _EQUAL, _AT_LEAST, _ANY, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
@@ -67,18 +72,22 @@ def _answer(number, value):
     return _op(_EQUAL, number, 0, 1) + _op(_RETURN, value)
 
 
-def program(denied=(), sockets=True):
-    """The filter: `denied` are further tables of this module; without `sockets` none can be made at all."""
+def program(denied=(), sockets=True, own_uid=True):
+    """The filter: `denied` are further tables of this module; without `sockets` none can be made at all; without
+    `own_uid` other processes and files of the machine belong to the same user."""
     which = linux.MACHINE == "aarch64"
     architecture = 0xC00000B7 if which else 0xC000003E
     out = [_op(_LOAD, 4), _op(_EQUAL, architecture, 1, 0), _op(_RETURN, _KILL), _op(_LOAD, 0)]
     if not which:
         out += [_op(_AT_LEAST, 0x40000000, 0, 1), _op(_RETURN, _KILL)]  # x32
     tables = [(_DENIED, errno.EPERM), (_ABSENT, errno.ENOSYS), *[(each, errno.EPERM) for each in denied]]
+    tables += [] if own_uid else [(_TIMES, 0)]
     for table, code in tables:
         out += [_answer(numbers[which], _ERRNO | code) for numbers in table.values() if numbers[which] is not None]
     refuse = _op(_RETURN, _ERRNO | errno.EPERM)
     out += [_op(_EQUAL, _CLONE[which], 0, 3), _op(_LOAD, 16), _op(_ANY, _NAMESPACES, 0, 1), refuse, _op(_LOAD, 0)]
+    if not own_uid:  # limits of this process only: the argument is 0
+        out += [_op(_EQUAL, _PRLIMIT[which], 0, 4), _op(_LOAD, 16), _op(_EQUAL, 0, 1, 0), refuse, _op(_LOAD, 0)]
     out += [_op(_EQUAL, _IOCTL[which], 0, 4), _op(_LOAD, 24), _op(_EQUAL, _TIOCSTI, 1, 0)]
     out += [_op(_EQUAL, _TIOCLINUX, 0, 1), refuse, _op(_LOAD, 0)]
     if sockets:
