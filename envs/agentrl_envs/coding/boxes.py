@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import secrets
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -111,9 +112,10 @@ def _inbox() -> str:
 
 @cache
 def interpreter() -> tuple[str, tuple[str, ...]]:
-    """The Python that boxes use: the system's, else the one that runs this."""
+    """The Python that boxes use: the system's from 3.10 on, else the one that runs this."""
     for path in SYSTEM_PYTHONS:
-        if os.access(path, os.X_OK):
+        found = re.fullmatch(r"python3\.(\d+)", os.path.basename(os.path.realpath(path)))
+        if os.access(path, os.X_OK) and found and int(found[1]) >= 10:
             return path, ()
     return sandbox.interpreter()
 
