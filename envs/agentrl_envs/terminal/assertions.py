@@ -60,7 +60,7 @@ def _archive_failure(path: str, content: bytes, members: Mapping[str, str]) -> s
 
 
 def unpacked(content: bytes) -> dict[str, bytes]:
-    """The regular files of a tar or tar.gz by name; ValueError beyond MOST_UNPACKED bytes, however small it is packed."""
+    """The regular files of a tar or tar.gz by name; ValueError if they hold more than MOST_UNPACKED bytes."""
     if content[:2] == b"\x1f\x8b":
         inflate = zlib.decompressobj(wbits=31)
         content = inflate.decompress(content, MOST_UNPACKED)
