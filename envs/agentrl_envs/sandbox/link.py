@@ -100,7 +100,8 @@ def _spawn(module: str, control: socket.socket, label: str) -> subprocess.Popen[
     """A bare interpreter in an empty environment: what it holds, boxes might come to see."""
     start = f"import sys,os;sys.path.append(os.read(0,4096).rstrip(b' ').decode());import boxed.{module} as m;m.main()"
     kept = {name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ}
-    executable = getattr(sys, "_base_executable", None) or sys.executable
+    base = getattr(sys, "_base_executable", None)  # a venv's own finds its modules through files of the venv
+    executable = base if base and os.access(base, os.X_OK) else sys.executable
     return subprocess.Popen(
         [executable, "-I", "-S", "-B", "-c", start, label], stdin=control, stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL, env=kept, cwd="/", start_new_session=True,

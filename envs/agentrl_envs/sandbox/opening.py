@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import threading
 from collections.abc import Mapping, Sequence
 from functools import partial
 
-from . import landlock, namespaces
+from . import docker, landlock, namespaces
 from .boxed import tar
 from .owners import check_label, reap_processes
 from .view import view
 from .words import Limits, Sandbox, SandboxError
 
 AUTO = ("namespaces", "landlock")
-BACKENDS = (*AUTO, "unsafe")
+BACKENDS = (*AUTO, "docker", "unsafe")
 _known: dict[str, str | None] = {}
 _lock = threading.RLock()
 
@@ -46,19 +48,27 @@ def open_sandbox(
     run_label: str = "agentrl",
     visible: Sequence[str] = (),
     hidden: Sequence[str] = (),
+    runtime: str | None = None,
 ) -> Sandbox:
     """A box whose workspace holds `files`, given by name or as an archive.
 
     `backend`: "auto" takes namespaces where they work, else landlock; "docker" is taken by name; "unsafe" runs without
     isolation, and only in these words. SandboxError where the machine has none, with what to do. `run_label` is what
     `reap` finds it by. Beside the system's programs boxes see the directories `visible`, read-only, but nothing of
-    this package and of `hidden`.
+    this package and of `hidden`. `runtime` is docker's, such as "runsc".
     """
     archive = files if isinstance(files, bytes) else pack(files or {})
     seen, label = view(visible, hidden), check_label(run_label)
-    unsafe = partial(landlock.open_box, safe=False)
-    openers = {"namespaces": namespaces.open_box, "landlock": landlock.open_box, "unsafe": unsafe}
-    return openers[chosen(backend)](archive, limits or Limits(), seen, label)
+    name = chosen(backend)
+    if runtime is not None and name != "docker":
+        raise ValueError(f"runtime={runtime!r} is for backend='docker', not for {name}")
+    openers = {
+        "namespaces": namespaces.open_box,
+        "landlock": landlock.open_box,
+        "docker": partial(docker.open_box, runtime=runtime),
+        "unsafe": partial(landlock.open_box, safe=False),
+    }
+    return openers[name](archive, limits or Limits(), seen, label)
 
 
 def chosen(backend: str = "auto") -> str:
@@ -103,4 +113,8 @@ def reap(run_label: str) -> int:
 
     Boxes in namespaces cannot be left over; those of this and of other living processes are not touched.
     """
-    return reap_processes(check_label(run_label))
+    ended = reap_processes(check_label(run_label))
+    if "DOCKER_HOST" in os.environ or os.path.exists("/var/run/docker.sock"):
+        with contextlib.suppress(SandboxError):  # an engine that is not there has none of ours
+            ended += docker.reap_containers(run_label)
+    return ended

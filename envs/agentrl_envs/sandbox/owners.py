@@ -35,6 +35,12 @@ def mark(label: str) -> str:
     return f"{label}:{os.getpid()}:{started(os.getpid())}"
 
 
+def machine() -> str:
+    """What tells this machine, since it was started, and this space of process numbers from any other."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return f"{boot}-{os.stat('/proc/self/ns/pid').st_ino}"
+
+
 def orphaned(text: str, label: str) -> bool:
     """Whether a mark is of this label, and its process is gone."""
     name, _, owner = text.partition(":")

@@ -3,6 +3,8 @@
 Standard library only and no pytest, so that `python escapes.py BACKEND [NAME ...]` also runs them as a plain user.
 """
 
+# ruff: noqa: E501 (programs that are given to a box, one a line)
+
 import contextlib
 import os
 import shutil
@@ -11,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -61,14 +64,19 @@ def running(mark: str) -> list[int]:
     return found
 
 
-def gone(mark: str, seconds: float = 10) -> bool:
-    """Whether such processes end."""
+def until(true: Callable[[], bool], seconds: float = 10) -> bool:
+    """Whether it becomes true: a process takes its time to start and to end."""
     end = time.monotonic() + seconds
-    while running(mark):
+    while not true():
         if time.monotonic() > end:
             return False
         time.sleep(0.02)
     return True
+
+
+def gone(mark: str) -> bool:
+    """Whether such processes end."""
+    return until(lambda: not running(mark))
 
 
 @escape
@@ -82,7 +90,7 @@ def reading_files_of_the_host(make: Make) -> None:
             assert result.exit_code and not result.stdout, (path, result)
         box.run(["ln", "-s", str(place / "secret.txt"), "link"])
         assert SECRET.encode() not in box.run("cat link; cp link copy; cat copy").stdout
-        assert not box.run(["ls", str(Path.home())]).ok
+        assert not box.run(["ls", str(place)]).ok
 
 
 @escape
@@ -91,7 +99,9 @@ def reading_the_launcher(make: Make) -> None:
     os.environ["AGENTRL_TEST_SECRET"] = SECRET
     try:
         with make(fresh=True) as box:
-            seen = box.run("env; cat /proc/*/environ /proc/*/cmdline; ls -l /proc/*/fd /proc/*/cwd /proc/*/exe", timeout_s=20)
+            seen = box.run(
+                "env; cat /proc/*/environ /proc/*/cmdline; ls -l /proc/*/fd /proc/*/cwd /proc/*/exe", timeout_s=20
+            )
             assert SECRET.encode() not in seen.stdout + seen.stderr
             text = python(box, """
 import os
@@ -217,10 +227,22 @@ def fork_bomb(make: Make) -> None:
         bomb.write("bomb.sh", b"b() { b | b & }; b; sleep 30")
         result = bomb.run(["sh", "bomb.sh"], timeout_s=0.7)
         assert result.limit in ("time", "processes") or result.exit_code, result
-        assert other.run(["sh", "-c", "for n in 1 2 3 4 5 6 7 8; do /bin/true & done; wait; echo fine"]).stdout == b"fine\n"
+        assert (
+            other.run(["sh", "-c", "for n in 1 2 3 4 5 6 7 8; do /bin/true & done; wait; echo fine"]).stdout
+            == b"fine\n"
+        )
         bomb.kill()
         assert bomb.processes() == ()
         assert bomb.run(["echo", "alive"]).stdout == b"alive\n"
+
+
+@escape
+def orphans_that_end(make: Make) -> None:
+    """Trap: zombies that nobody reaps eat the limit on processes."""
+    with make() as box:
+        result = box.run("n=0; while [ $n -lt 300 ]; do (true &); n=$((n + 1)); done; echo END")
+        assert result.stdout == b"END\n" and result.limit is None, result
+        assert until(lambda: box.processes() == ())
 
 
 @escape
@@ -228,6 +250,8 @@ def memory_hog(make: Make) -> None:
     with make() as box:
         text = python(box, "x = bytearray(900 << 20); print('GOT IT')")
         assert "GOT IT" not in text
+        raised = "import resource as r; r.setrlimit(r.RLIMIT_DATA, (r.getrlimit(r.RLIMIT_DATA)[1],) * 2)\nx = bytearray(b'x' * (400 << 20))\nprint('GOT IT')"
+        assert "GOT IT" not in python(box, raised)
         many = """
 import os, time
 for n in range(12):
@@ -276,10 +300,18 @@ def disk_hog(make: Make) -> None:
         box.run("rm -f big")
         several = "for n in 1 2 3 4 5 6 7 8 9 10 11 12; do dd if=/dev/zero of=$0/part$n bs=1M count=8 2>&1; sleep 0.1; done; echo END"
         for place in (".", "/tmp"):
-            result = box.run(["sh", "-c", several, place] if place == "." else ["sh", "-c", several.replace("$0", "$TMPDIR")])
+            result = box.run(
+                ["sh", "-c", several, place] if place == "." else ["sh", "-c", several.replace("$0", "$TMPDIR")]
+            )
             assert result.limit == "disk" or b"No space left" in result.stdout, result
             box.run("rm -f part* $TMPDIR/part*")
-        many = box.run(["python3", "-c", "import time\nfor n in range(5000):\n open(f'f{n}', 'w').close()\n time.sleep(0.0005)\nprint('END')"])
+        many = box.run(
+            [
+                "python3",
+                "-c",
+                "import time\nfor n in range(5000):\n open(f'f{n}', 'w').close()\n time.sleep(0.0005)\nprint('END')",
+            ]
+        )
         assert many.limit == "disk" or b"No space left" in many.stderr, many
         box.run("rm -f f*")
         assert box.run(["echo", "alive"]).stdout == b"alive\n"
@@ -374,7 +406,9 @@ def archives_that_lead_out(make: Make) -> None:
 @escape
 def trees_that_are_hard_to_take(make: Make) -> None:
     with make() as box:
-        box.run("mkdir -p locked/in; echo a > locked/in/f; chmod 000 locked/in/f locked/in; chmod 500 locked; printf x > $(printf 'new\\nline')")
+        box.run(
+            "mkdir -p locked/in; echo a > locked/in/f; chmod 000 locked/in/f locked/in; chmod 500 locked; printf x > $(printf 'new\\nline')"
+        )
         box.run(["python3", "-c", "open(b'\\xff\\xfe', 'w').close()"])
         state = box.archive()
         if box.run("stat -c %a locked").stdout == b"500\n":
@@ -406,10 +440,7 @@ def daemons_left_behind(make: Make) -> None:
         daemon = f"import os,time\nif os.fork(): os._exit(0)\nos.setsid()\nif os.fork(): os._exit(0)\nos.execvp('sleep', ['sleep', '{mark}'])"
         box.run(["python3", "-c", daemon])
         assert time.monotonic() - began < 9
-        end = time.monotonic() + 5
-        while len(found := [each for each in box.processes() if mark in " ".join(each.argv)]) < 3:
-            assert time.monotonic() < end, found
-            time.sleep(0.02)
+        assert until(lambda: sum(each.argv[:2] == ("sleep", mark) for each in box.processes()) == 3), box.processes()
         assert box.run(["echo", "next"]).stdout == b"next\n"
         assert running(f"sleep\0{mark}")
     assert gone(f"sleep\0{mark}")
@@ -427,7 +458,9 @@ def a_killed_parent(make: Make) -> None:
         f"box.run('setsid sleep {mark} & (sleep {mark} &)')\n"
         f"print('ready', flush=True)\nbox.run('sleep {mark}', timeout_s=600)\n"
     )
-    parent = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, env=dict(os.environ, PYTHONPATH=":".join(sys.path)))
+    parent = subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, env=dict(os.environ, PYTHONPATH=":".join(sys.path))
+    )
     with parent:
         assert parent.stdout is not None and parent.stdout.readline() == b"ready\n"
         assert running(f"sleep\0{mark}")
@@ -466,12 +499,27 @@ print('GOT IT ids' if 0 in (*os.getresuid(), *os.getresgid(), *os.getgroups()) e
 @escape
 def settings_of_the_kernel(make: Make) -> None:
     """Trap: core_pattern, which names a program that the kernel runs as root."""
-    names = ["kernel/core_pattern", "kernel/modprobe", "kernel/hotplug", "kernel/yama/ptrace_scope", "vm/overcommit_memory", "kernel/sysrq"]
+    names = [
+        "kernel/core_pattern",
+        "kernel/modprobe",
+        "kernel/hotplug",
+        "kernel/yama/ptrace_scope",
+        "vm/overcommit_memory",
+        "kernel/sysrq",
+    ]
     before = {name: Path("/proc/sys", name).read_bytes() for name in names if Path("/proc/sys", name).exists()}
     with make() as box:
         for name in names:
             assert not box.run(["sh", "-c", f"echo '|/tmp/x' > /proc/sys/{name}"]).ok
-        for path in ("/proc/sysrq-trigger", "/proc/1/oom_score_adj", "/sys/kernel/uevent_helper", "/sys/fs/cgroup/x", "/dev/mem", "/dev/sda", "/dev/vda"):
+        for path in (
+            "/proc/sysrq-trigger",
+            "/proc/1/oom_score_adj",
+            "/sys/kernel/uevent_helper",
+            "/sys/fs/cgroup/x",
+            "/dev/mem",
+            "/dev/sda",
+            "/dev/vda",
+        ):
             assert not box.run(["sh", "-c", f"echo x > {path}"]).ok, path
         assert not box.run(["dmesg"]).stdout
     assert before == {name: Path("/proc/sys", name).read_bytes() for name in before}
@@ -509,7 +557,10 @@ def killing_the_agent(make: Make) -> None:
         before = box.run("kill -9 1; kill -9 $PPID; kill -STOP $PPID; kill -9 -- -1; echo after")
         assert before.exit_code == -9 or before.stdout == b"after\n"
         assert box.run(["echo", "alive"]).stdout == b"alive\n"
-        python(box, "import os\nfor pid in range(1, 40):\n if pid != os.getpid():\n  for s in (19, 15, 9):\n   try: os.kill(pid, s)\n   except OSError: pass")
+        python(
+            box,
+            "import os\nfor pid in range(1, 40):\n if pid != os.getpid():\n  for s in (19, 15, 9):\n   try: os.kill(pid, s)\n   except OSError: pass",
+        )
         assert box.run(["echo", "alive"]).stdout == b"alive\n"
 
 
@@ -565,12 +616,14 @@ def seeing_another_box(make: Make) -> None:
     with make() as one, make() as two:
         one.write("mine.txt", SECRET.encode())
         one.run(f"sleep 79{os.getpid()}.5 & cp mine.txt $TMPDIR/mine.txt; chmod 777 $TMPDIR/mine.txt mine.txt")
-        seen = two.run("ps aux; cat /proc/*/cmdline; ls -R /tmp $TMPDIR; cat ../../*/workspace/mine.txt ../../*/tmp/mine.txt; echo *")
+        seen = two.run(
+            "ps aux; cat /proc/*/cmdline; ls -R /tmp $TMPDIR; cat ../../*/workspace/mine.txt ../../*/tmp/mine.txt; echo *"
+        )
         assert SECRET.encode() not in seen.stdout and f"79{os.getpid()}.5".encode() not in seen.stdout
         for process in one.processes():
             two.run(["kill", "-9", str(process.pid)])
         two.run("kill -9 -1")
-        assert any(f"79{os.getpid()}.5" in each.argv for each in one.processes())
+        assert until(lambda: any(f"79{os.getpid()}.5" in each.argv for each in one.processes()))
         assert two.files() == ()
 
 
@@ -587,6 +640,7 @@ def attempt_all(backend: str, names: list[str]) -> int:
             ESCAPES[name](make)
         except (AssertionError, SandboxError, OSError, ValueError) as error:
             failed += 1
+            traceback.print_exc(limit=2, file=sys.stdout)
             print(f"{name}: {type(error).__name__}: {error}", flush=True)
     return failed
 

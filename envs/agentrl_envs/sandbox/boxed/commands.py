@@ -8,6 +8,7 @@ import time
 
 _TICK = 0.025  # how often what the box uses is looked at
 _PIPE = 1 << 16
+_HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE, signal.SIGCHLD)
 _PAGE = os.sysconf("SC_PAGESIZE")
 BASE_ENV = {
     b"PATH": b"/usr/local/bin:/usr/bin:/bin", b"HOME": b"/tmp", b"TMPDIR": b"/tmp", b"LANG": b"C.UTF-8", b"TZ": b"UTC",
@@ -53,6 +54,9 @@ class Runner:
         self.left = []  # ends of pipes that something still writes to
         self._empty = True
         self._null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
+        self._bell, ringing = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(ringing, warn_on_full_buffer=False)
 
     def idle(self):
         """Nothing runs."""
@@ -64,9 +68,9 @@ class Runner:
         out, err, feed = os.pipe2(os.O_CLOEXEC), os.pipe2(os.O_CLOEXEC), None
         if stdin:
             feed = os.pipe2(os.O_CLOEXEC)
-        pid = os.fork()
-        if not pid:
-            self._become(argv, env, directory, feed[0] if feed else self._null, out[1], err[1])
+        ends = (feed[0] if feed else self._null, out[1], err[1])
+        variables = {**self.env, **dict(each.split(b"=", 1) for each in env)}
+        pid = (self._spawn if self.restrict is None else self._fork)(argv, variables, directory, ends)
         self._empty = False
         for fd in (out[1], err[1], *([feed[0]] if feed else [])):
             os.close(fd)
@@ -76,34 +80,59 @@ class Runner:
         wall = time.monotonic() - started
         return code, int(limit == "time"), int(cut or cut_too), limit or "", f"{wall:.6f}", first, second
 
-    def _become(self, argv, env, directory, stdin, out, err):
-        """In the child: becomes the command."""
+    def _spawn(self, argv, env, directory, ends):
+        """Without copying this process: a third of a fork's time. What the child inherits is set for that moment."""
+        before = resource.getrlimit(resource.RLIMIT_DATA)
+        most = (
+            self.limits.memory_bytes
+            if before[1] == resource.RLIM_INFINITY
+            else min(self.limits.memory_bytes, before[1])
+        )
+        os.fchdir(directory)
+        os.umask(0o022)
         try:
-            os.setsid()
+            resource.setrlimit(resource.RLIMIT_DATA, (most, before[1]))
+            pid = _execute(argv, env, ends)
+        except OSError as error:
+            os.write(ends[2], _failure(argv, error))
+            code = 127 if isinstance(error, FileNotFoundError) else 126
+            pid = os.fork()
+            if not pid:
+                os._exit(code)
+        finally:
+            resource.setrlimit(resource.RLIMIT_DATA, before)
+            os.umask(0)
+            os.chdir("/")
+        _sacrifice(pid)
+        return pid
+
+    def _fork(self, argv, env, directory, ends):
+        """Where a command must put itself under restrictions first."""
+        pid = os.fork()
+        if pid:
+            return pid
+        try:
+            signal.set_wakeup_fd(-1)
+            os.setpgid(0, 0)
             os.fchdir(directory)
-            os.dup2(stdin, 0)
-            os.dup2(out, 1)
-            os.dup2(err, 2)
+            for fd, end in enumerate(ends):
+                os.dup2(end, fd)
             os.umask(0o022)
-            for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE):
+            for each in _HANDLED:
                 signal.signal(each, signal.SIG_DFL)
-            _sacrifice()
+            _sacrifice("self")
             resource.setrlimit(resource.RLIMIT_DATA, (self.limits.memory_bytes,) * 2)
-            if self.restrict is not None:
-                self.restrict()
-            variables = {**self.env, **dict(each.split(b"=", 1) for each in env)}
-            _execute(argv, variables)
-        except FileNotFoundError:
-            os.write(2, argv[0] + b": command not found\n")
-            os._exit(127)
+            self.restrict()
+            os.execve(_found(argv, env), argv, env)
         except BaseException as error:
-            os.write(2, argv[0] + b": " + str(error).encode() + b"\n")
-            os._exit(126)
+            os.write(2, _failure(argv, error))
+            os._exit(127 if isinstance(error, FileNotFoundError) else 126)
 
     def _attend(self, pid, streams, feed, stdin, deadline):
         ended = os.pidfd_open(pid)
         poll, pending = select.poll(), memoryview(stdin)
         poll.register(ended, select.POLLIN)
+        poll.register(self._bell, select.POLLIN)
         poll.register(self.reader, 0)  # only its end
         for fd in streams:
             os.set_blocking(fd, False)
@@ -125,6 +154,9 @@ class Runner:
                     elif fd in open_ones and not self._drain(fd, streams[fd]):
                         poll.unregister(fd)
                         open_ones.discard(fd)
+                if any(fd == self._bell for fd, _ in events):
+                    os.read(self._bell, 512)
+                    reap_but(pid)  # else orphans that ended count against the limit on processes
                 if any(fd == ended for fd, _ in events):
                     break
                 now = time.monotonic()
@@ -255,28 +287,51 @@ class Runner:
         return False
 
 
-def _sacrifice():
+def reap_but(pid):
+    """Takes note of children that have ended, but for one, which someone else is waiting for."""
+    while True:
+        try:
+            found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:
+            return
+        if found is None or found.si_pid == pid:
+            return
+        os.waitpid(found.si_pid, 0)
+
+
+def _sacrifice(pid):
     """Where the kernel runs out of memory, commands go before the agent."""
     try:
-        handle = os.open("/proc/self/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC)
+        handle = os.open(f"/proc/{pid}/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC)
     except OSError:
         return
-    os.write(handle, b"900")
-    os.close(handle)
+    try:
+        os.write(handle, b"900")
+    except OSError:
+        return
+    finally:
+        os.close(handle)
 
 
-def _execute(argv, env):
-    """execvpe, which would import a module that is out of reach by now."""
-    places = [b""] if b"/" in argv[0] else [each + b"/" for each in env.get(b"PATH", b"").split(b":")]
-    refused = None
-    for place in places:
-        try:
-            os.execve(place + argv[0], argv, env)
-        except (FileNotFoundError, NotADirectoryError):
-            continue
-        except PermissionError as error:
-            refused = error
-    raise refused or FileNotFoundError(argv[0])
+def _found(argv, env):
+    """The file of a program, by PATH. Not the library's search, which imports what is out of reach by now."""
+    if b"/" in argv[0]:
+        return argv[0]
+    for place in env.get(b"PATH", b"").split(b":"):
+        path = place + b"/" + argv[0]
+        if os.access(path, os.X_OK):
+            return path
+    raise FileNotFoundError(argv[0])
+
+
+def _execute(argv, env, ends):
+    moves = [(os.POSIX_SPAWN_DUP2, end, fd) for fd, end in enumerate(ends)]
+    return os.posix_spawn(_found(argv, env), argv, env, file_actions=moves, setpgroup=0, setsigdef=_HANDLED)
+
+
+def _failure(argv, error):
+    text = "command not found" if isinstance(error, FileNotFoundError) else os.strerror(getattr(error, "errno", 0) or 8)
+    return argv[0] + b": " + text.encode() + b"\n"
 
 
 def _resident(pid):

@@ -39,9 +39,14 @@ def _walk(fd, prefix, depth):
                 inner = _open(name, _DIRECTORY, fd, info.st_mode)
             except (FileNotFoundError, NotADirectoryError):
                 continue
+            closed = info.st_mode & 0o500 != 0o500  # to its owner: opened for the time of the walk
             try:
+                if closed:
+                    os.fchmod(inner, 0o700)
                 yield from _walk(inner, prefix + name + b"/", depth + 1)
             finally:
+                if closed:
+                    os.fchmod(inner, stat.S_IMODE(info.st_mode))
                 os.close(inner)
 
 

@@ -112,7 +112,7 @@ def _build(setup):
         os.makedirs(os.path.dirname(root + path), exist_ok=True)
         os.symlink(target, root + path)
     for path, handle in sources:
-        _show(root + path, handle)
+        show(root + path, handle)
     for path in hidden:
         linux.mount("tmpfs", root + path, "tmpfs", linux.RDONLY | linux.NOSUID | linux.NODEV, "size=4k,mode=755")
     for link, target in ((b"fd", b"/proc/self/fd"), (b"stdin", b"fd/0"), (b"stdout", b"fd/1"), (b"stderr", b"fd/2")):
@@ -132,7 +132,7 @@ _ETC = (
 )
 
 
-def _show(target, handle):
+def show(target, handle):
     """Binds what a descriptor stands for; a link is copied, devices are the only thing that may be written to."""
     source = b"/proc/self/fd/%d" % handle
     info = os.fstat(handle)
@@ -297,7 +297,7 @@ class Keeper(Answers):
         linux.unshare(linux.NEWPID)
         pid = os.fork()
         if not pid:
-            _box(channel, top, layers if self.setup.overlay else None, limits)
+            _box(channel, top, layers if self.setup.overlay else None, limits, self.setup.visible)
         linux.setns(self.namespace, linux.NEWPID)
         self.boxes[int(name)] = pid
         return ("ok",)
@@ -334,12 +334,12 @@ class Directory:
         os.close(self.fd)
 
 
-def _box(channel, top, layers, limits):
+def _box(channel, top, layers, limits, visible):
     """In the fork: becomes process 1 of a box."""
     try:
         only_channel(channel, "/rootfs/dev/null")
         linux.unshare(linux.NEWNS | linux.NEWNET | linux.NEWIPC | linux.NEWUTS | linux.NEWCGROUP)
-        _furnish(top, layers)
+        _furnish(top, layers, visible)
         socket.sethostname("box")
         _loopback()
         linux.unshare(linux.NEWUSER)
@@ -366,7 +366,7 @@ def only_channel(channel, null):
     os.close(handle)
 
 
-def _furnish(top, layers):
+def _furnish(top, layers, visible):
     linux.mount("none", "/", flags=linux.REC | linux.PRIVATE)
     plain = linux.NOSUID | linux.NODEV
     if layers:
@@ -375,7 +375,10 @@ def _furnish(top, layers):
         linux.mount("overlay", "/rootfs/workspace", "overlay", plain, options)
     else:
         linux.mount(f"{top}/{UPPER}", "/rootfs/workspace", flags=linux.BIND)
+    within = [(path, os.open(b"/rootfs" + path, os.O_PATH)) for path in visible if path.startswith(b"/tmp/")]
     linux.mount(f"{top}/{TMP}", "/rootfs/tmp", flags=linux.BIND)
+    for path, handle in within:
+        show(b"/rootfs" + path, handle)
     linux.mount(f"{top}/{SHARED}", "/rootfs/dev/shm", flags=linux.BIND)
     linux.mount("proc", "/rootfs/proc", "proc", plain | linux.NOEXEC)
     linux.mount("/rootfs/proc/sys", "/rootfs/proc/sys", flags=linux.BIND)
@@ -392,9 +395,9 @@ def _loopback():
 
 
 def limit(limits, processes):
-    """Resource limits, of this process and all that it starts."""
+    """Resource limits, of this process and all that it starts. No `processes`: something else counts them."""
     for name, value in (
-        (resource.RLIMIT_NPROC, processes), (resource.RLIMIT_NOFILE, limits.open_files),
+        *([(resource.RLIMIT_NPROC, processes)] if processes else []), (resource.RLIMIT_NOFILE, limits.open_files),
         (resource.RLIMIT_CORE, 0), (resource.RLIMIT_MSGQUEUE, 0), (resource.RLIMIT_MEMLOCK, 1 << 16),
         (resource.RLIMIT_FSIZE, limits.disk_bytes), (resource.RLIMIT_NICE, 0), (resource.RLIMIT_RTPRIO, 0),
     ):  # fmt: skip

@@ -59,20 +59,11 @@ def _guard(parent, pid, place):
     poll.register(parent, select.POLLIN)
     poll.register(warden, select.POLLIN)
     while not keeper.wait(poll, 1):
-        _reap_but(pid)
+        commands.reap_but(pid)
     os.kill(pid, signal.SIGKILL)
     end_tree()
     remove(place)
     os._exit(0)
-
-
-def _reap_but(pid):
-    """Adopted processes that have ended; the warden itself is left for the poll to see."""
-    while True:
-        found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-        if found is None or found.si_pid == pid:
-            return
-        os.waitpid(found.si_pid, 0)
 
 
 def _serve(control, parent, warden):

@@ -1,0 +1,244 @@
+"""Boxes as containers of a Docker engine, through its SDK: for machines where nothing else works, or by name.
+
+The image holds empty directories and links only; programs come from the host's /usr, read-only. The agent is the
+container's program and its channel the attached standard input and output: an exec for every command would cost 80 ms.
+`runtime="runsc"` takes gVisor where the engine has it. Frozen states are archives there too: without memory.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import hashlib
+import os
+import socket
+import sys
+import weakref
+from collections.abc import Iterator
+from dataclasses import astuple
+from pathlib import Path
+from typing import Any
+
+from .boxed import tar
+from .client import Box
+from .owners import machine, mark, orphaned
+from .view import DEVICES, View
+from .words import Frozen, Limits, Sandbox, SandboxError
+
+TIMEOUT_S = 60.0  # of a call to the engine: when it is met, the engine is at fault
+_BOXED = Path(__file__).resolve().parent / "boxed"
+_START = "import sys;sys.path.append('/agent');import boxed.container as m;m.main()"
+_DIRECTORIES = ("agent", "agent/boxed", "dev", "etc", "proc", "sys", "tmp", "usr", "workspace")
+_ETC = {
+    "passwd": "root:x:0:0:root:/root:/usr/sbin/nologin\nagent:x:1000:1000:agent:/tmp:/bin/sh\n",
+    "group": "root:x:0:\nagent:x:1000:\n",
+    "nsswitch.conf": "passwd: files\ngroup: files\nhosts: files\n",
+}
+_open: weakref.WeakSet[DockerBox] = weakref.WeakSet()
+
+
+class Channel:
+    """The attached stream as a socket: the engine puts a header of 8 bytes before every piece of output."""
+
+    def __init__(self, raw: socket.socket) -> None:
+        self._raw, self._header, self._left, self._wanted = raw, b"", 0, False
+
+    def fileno(self) -> int:
+        """For poll."""
+        return self._raw.fileno()
+
+    def setblocking(self, flag: bool) -> None:
+        """socket.setblocking."""
+        self._raw.setblocking(flag)
+
+    def send(self, data: memoryview) -> int:
+        """socket.send."""
+        return self._raw.send(data)
+
+    def recv(self, size: int) -> bytes:
+        """socket.recv of the agent's output."""
+        while True:
+            if not self._left:
+                part = self._raw.recv(8 - len(self._header))
+                if not part:
+                    return b""
+                self._header += part
+                if len(self._header) == 8:
+                    self._wanted, self._left = self._header[0] == 1, int.from_bytes(self._header[4:], "big")
+                    self._header = b""
+                continue
+            part = self._raw.recv(min(size, self._left))
+            self._left -= len(part)
+            if self._wanted or not part:
+                return part
+
+    def close(self) -> None:
+        """socket.close."""
+        with contextlib.suppress(OSError):
+            self._raw.shutdown(socket.SHUT_RDWR)
+        self._raw.close()
+
+
+@contextlib.contextmanager
+def engine_errors() -> Iterator[None]:
+    """What the engine or the way to it breaks is a SandboxError."""
+    import docker.errors
+    import requests.exceptions
+
+    try:
+        yield
+    except (docker.errors.DockerException, requests.exceptions.RequestException, OSError) as error:
+        text = " ".join(str(error).split())
+        raise SandboxError(f"docker: {text}"[:400]) from None
+
+
+def engine() -> Any:
+    """A client of the engine that DOCKER_HOST names, or the local one."""
+    try:
+        import docker
+    except ImportError:
+        raise SandboxError("docker: the SDK is not installed: pip install docker") from None
+    with engine_errors():
+        client = docker.from_env(timeout=TIMEOUT_S)
+        client.ping()
+        return client
+
+
+class DockerBox(Box):
+    """A container; it is removed when it is closed, or when this process ends."""
+
+    def __init__(
+        self, client: Any, archive: bytes, limits: Limits, view: View, label: str, runtime: str | None
+    ) -> None:
+        self._client, self._container = client, None
+        self._again = (client, limits, view, label, runtime)
+        with engine_errors():
+            options = _options(client, limits, view, label, runtime)
+            self._container = client.containers.create(**options)
+            try:
+                channel = self._attach()
+            except BaseException:
+                self._end(final=False)
+                raise
+        super().__init__("docker", limits, channel)  # type: ignore[arg-type]
+        _open.add(self)
+        try:
+            with engine_errors():
+                self._container.start()
+            self.extract(archive)
+        except BaseException:
+            self.close()
+            raise
+
+    def _attach(self) -> Channel:
+        wanted = {"stdin": 1, "stdout": 1, "stream": 1}
+        attached = self._client.api.attach_socket(self._container.id, params=wanted)
+        return Channel(getattr(attached, "_sock", attached))
+
+    def _end(self, *, final: bool) -> None:
+        if final or self._container is None or self._owner_is_another():
+            return  # without its channel the agent ends, and the engine removes the container
+        import docker.errors
+
+        with engine_errors(), contextlib.suppress(docker.errors.NotFound):
+            try:
+                self._container.remove(force=True, v=True)
+            except docker.errors.APIError as error:
+                if error.status_code != 409:  # its removal is in progress
+                    raise
+
+    def _owner_is_another(self) -> bool:
+        return getattr(self, "_owner", os.getpid()) != os.getpid()
+
+    def _cause(self) -> str | None:
+        return "memory"
+
+    def _sibling(self, frozen: Frozen) -> Sandbox:
+        client, limits, view, label, runtime = self._again
+        archive: Any = frozen.layers[0]
+        return DockerBox(client, archive, limits, view, label, runtime)
+
+
+def _python() -> tuple[str, tuple[str, ...]]:
+    """An interpreter for the agent, and what must be visible for it."""
+    base = os.path.realpath(getattr(sys, "_base_executable", sys.executable))
+    if base.startswith("/usr/"):
+        return base, ()
+    if os.path.exists("/usr/bin/python3"):
+        return "/usr/bin/python3", ()
+    return base, (os.path.realpath(sys.base_prefix),)
+
+
+def _options(client: Any, limits: Limits, view: View, label: str, runtime: str | None) -> dict[str, Any]:
+    from docker.types import LogConfig, Mount, Ulimit
+
+    python, needed = _python()
+    links = {path: os.readlink(path) for path in view.visible if os.path.islink(path)}
+    shown = [*dict.fromkeys([*view.visible, *needed])]
+    mounts = [
+        Mount(path, path, type="bind", read_only=True) for path in shown if path not in links and path not in DEVICES
+    ]
+    mounts.append(Mount("/agent/boxed", str(_BOXED), type="bind", read_only=True))
+    hidden = [
+        path for path in view.hidden if os.path.isdir(path) and any(path.startswith(f"{each}/") for each in shown)
+    ]
+    # No process 1 of the engine's: the agent reaps, and as process 1 no command can kill it. The engine's would hold
+    # the channel too, and lend it to commands, which have its uid, through /proc/1/fd.
+    disk, owner = limits.disk_bytes, "uid=1000,gid=1000,nosuid,nodev"
+    return {
+        "image": _image(client, links), "runtime": runtime, "mounts": mounts, "read_only": True,
+        "command": [python, "-I", "-S", "-B", "-c", _START, *map(str, astuple(limits)[1:])],
+        "tmpfs": {
+            "/workspace": f"size={disk * 5 // 8},nr_inodes={limits.files},mode=755,exec,{owner}",
+            "/tmp": f"size={disk // 4},nr_inodes={limits.files},mode=1777,exec,{owner}",
+            **dict.fromkeys(hidden, "ro,size=4k,mode=755"),
+        },
+        "shm_size": disk // 8, "mem_limit": limits.memory_bytes + disk, "memswap_limit": limits.memory_bytes + disk,
+        "pids_limit": limits.processes + (256 if runtime else 1), "nano_cpus": 2 * 10**9,
+        "ulimits": [Ulimit(name="core", soft=0, hard=0)], "network_mode": "none", "cap_drop": ["ALL"],
+        "security_opt": ["no-new-privileges:true"], "init": False, "user": "1000:1000", "hostname": "box",
+        "working_dir": "/workspace", "stdin_open": True, "auto_remove": True, "environment": {},
+        "log_config": LogConfig(type="none"),
+        "labels": {"agentrl.run": label, "agentrl.owner": mark(label), "agentrl.machine": machine()},
+    }  # fmt: skip
+
+
+def _image(client: Any, links: dict[str, str]) -> str:
+    """Empty directories, links and three files, imported once."""
+    import docker.errors
+
+    entries = [(name.encode(), tar.DIRECTORY, 0o755, b"") for name in _DIRECTORIES]
+    entries += [(path[1:].encode(), tar.LINK, 0o777, target.encode()) for path, target in sorted(links.items())]
+    entries += [(f"etc/{name}".encode(), tar.FILE, 0o644, text.encode()) for name, text in _ETC.items()]
+    data = tar.pack(entries)
+    tag = hashlib.sha256(data).hexdigest()[:12]
+    try:
+        client.images.get(f"agentrl-box:{tag}")
+    except docker.errors.ImageNotFound:
+        client.api.import_image_from_data(data, repository="agentrl-box", tag=tag)
+    return f"agentrl-box:{tag}"
+
+
+def open_box(archive: bytes, limits: Limits, view: View, label: str, *, runtime: str | None = None) -> Sandbox:
+    """A box whose workspace holds an archive's entries."""
+    return DockerBox(engine(), archive, limits, view, label, runtime)
+
+
+def reap_containers(label: str) -> int:
+    """Removes a run's containers whose owner, a process of this machine, is gone."""
+    client, found = engine(), []
+    with engine_errors():
+        filters = {"label": [f"agentrl.run={label}", f"agentrl.machine={machine()}"]}
+        for each in client.containers.list(all=True, filters=filters):
+            if orphaned(each.labels.get("agentrl.owner", ""), label):
+                found.append(each)
+                each.remove(force=True, v=True)
+    return len(found)
+
+
+@atexit.register
+def end_all() -> None:
+    """Removes the containers of this process."""
+    for box in list(_open):
+        with contextlib.suppress(SandboxError):
+            box.close()

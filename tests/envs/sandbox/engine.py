@@ -1,0 +1,55 @@
+"""A Docker engine of the tests' own, started by hand: no service manager, no network."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+
+def missing() -> str | None:
+    """What keeps it from being started."""
+    if not shutil.which("dockerd"):
+        return "no docker engine: apt-get install -y --no-install-recommends docker.io"
+    return None if os.getuid() == 0 else "a docker engine can be started by root only"
+
+
+@contextlib.contextmanager
+def started() -> Iterator[str]:
+    """The address of an engine that runs for the time of a block."""
+    place = Path(tempfile.mkdtemp(prefix="dockerd-", dir="/tmp"))
+    address = f"unix://{place}/docker.sock"
+    command = [
+        "dockerd", "--data-root", f"{place}/data", "--exec-root", f"{place}/exec", "--pidfile", f"{place}/pid",
+        "-H", address, "--storage-driver", "overlay2", "--iptables=false", "--ip6tables=false", "--bridge=none",
+        "--ip-forward=false",
+    ]  # fmt: skip
+    with open(place / "log", "wb") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
+    try:
+        deadline = time.monotonic() + 30
+        while not (place / "docker.sock").exists():
+            assert process.poll() is None and time.monotonic() < deadline, (place / "log").read_text()[-2000:]
+            time.sleep(0.05)
+        yield address
+    finally:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(30)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        _unmount(place)
+        shutil.rmtree(place, ignore_errors=True)
+
+
+def _unmount(place: Path) -> None:
+    mounted = [line.split()[1] for line in Path("/proc/mounts").read_text().splitlines()]
+    for each in sorted((each for each in mounted if each.startswith(str(place))), reverse=True):
+        subprocess.run(["umount", "-l", each], check=False)

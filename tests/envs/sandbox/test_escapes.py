@@ -1,0 +1,81 @@
+"""Every way out of a box is tried on every back end, and as a plain user where the tests run as root."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import agentrl_envs.sandbox
+import escapes
+import pytest
+from agentrl_envs.sandbox import Sandbox, available, open_sandbox
+
+BACKENDS = ["namespaces", "landlock"]
+PLAIN = 51_234  # a uid that owns nothing
+# Those where a shared uid, or having no rights to begin with, makes a difference.
+AS_PLAIN_USER = [
+    "reading_the_launcher", "reading_files_of_the_host", "writing_outside", "fork_bomb", "becoming_root",
+    "a_killed_parent",
+    "killing_the_agent", "seeing_another_box", "settings_of_the_kernel", "daemons_left_behind",
+]  # fmt: skip
+
+
+def need(backend: str) -> None:
+    why_not = available()[backend]
+    if why_not:
+        pytest.skip(f"{backend}: {why_not}")
+
+
+@pytest.mark.parametrize("name", escapes.ESCAPES)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_no_way_out(backend: str, name: str) -> None:
+    need(backend)
+
+    def make(*, fresh: bool = False, **options: Any) -> Sandbox:
+        label = f"escapes-{time.monotonic_ns()}" if fresh else "escapes"
+        return open_sandbox(**{"limits": escapes.SMALL, **options}, backend=backend, run_label=label)
+
+    escapes.ESCAPES[name](make)
+
+
+def as_plain_user(*command: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    changed = ["setpriv", f"--reuid={PLAIN}", f"--regid={PLAIN}", "--clear-groups", *command]
+    environment = {"PATH": "/usr/bin:/bin", "HOME": "/nonexistent", **environment}
+    return subprocess.run(changed, env=environment, cwd="/", capture_output=True, text=True, check=False)
+
+
+def plain_python() -> str:
+    """An interpreter that a plain user can start, and start again."""
+    program = (
+        "import subprocess, sys; assert sys.version_info >= (3, 11); subprocess.run([sys._base_executable, '-c', ''])"
+    )
+    for each in (sys.executable, "/usr/bin/python3"):
+        if os.path.exists(each) and as_plain_user(each, "-c", program).returncode == 0:
+            return each
+    pytest.skip("no Python 3.11 that another user can start: apt-get install python3")
+
+
+@pytest.fixture
+def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the package and of the escapes that everyone can read."""
+    place = Path(f"/tmp/agentrl-plain-{os.getpid()}")
+    shutil.copytree(Path(agentrl_envs.sandbox.__file__).parent, place / "agentrl_envs" / "sandbox", dirs_exist_ok=True)
+    (place / "agentrl_envs" / "__init__.py").touch()
+    shutil.copy(escapes.__file__, place)
+    return place
+
+
+@pytest.mark.skipif(
+    os.getuid() != 0 or not shutil.which("setpriv"), reason="needs root and setpriv (apt-get install util-linux)"
+)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_no_way_out_as_a_plain_user(backend: str, sources: Path) -> None:
+    need(backend)
+    done = as_plain_user(plain_python(), str(sources / "escapes.py"), backend, *AS_PLAIN_USER, PYTHONPATH=str(sources))
+    shutil.rmtree(sources)
+    assert done.returncode == 0, done.stdout + done.stderr
