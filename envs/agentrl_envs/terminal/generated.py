@@ -39,10 +39,12 @@ class Draw:
             for stem in rng.sample(stems, rng.randint(3, 5)):
                 extension = rng.choice(EXTENSIONS)
                 self.tree[f"{folder}/{stem}.{extension}"] = file(self.lines(rng.randint(1, 7)))
-        self.tree[f"{self.folders[2]}/{rng.choice(stems)}_empty.txt"] = file("")
-        self.tree["people.csv"] = file(self.table(stems))
+        for folder in self.folders[1:]:
+            self.tree[f"{folder}/{rng.choice(stems)}_empty.txt"] = file("")
+            self.tree[f"{folder}/setup.sh"] = file("#!/bin/sh\nexit 0\n")
+        self.amounts = f"{rng.choice(stems)}_amounts.csv"
+        self.tree[self.amounts] = file(self.table(stems))
         self.tree["run.sh"] = file("#!/bin/sh\necho ready\n")
-        self.tree[f"{self.folders[1]}/setup.sh"] = file("#!/bin/sh\nexit 0\n")
         self.tree = with_parents(self.tree)
 
     def lines(self, count: int) -> str:
@@ -101,11 +103,12 @@ def count_lines(draw: Draw) -> Made:
 
 
 def permissions(draw: Draw) -> Made:
-    scripts = sorted(draw.files(extension=".sh"))
+    folder = draw.folders[1]
+    scripts = sorted(draw.files(folder, ".sh"))
     mode = draw.rng.choice((0o755, 0o700, 0o750))
     goal = [{"path": path, "is": "file", "mode": mode, "text": draw.files()[path]} for path in scripts]
-    text = f"Give every .sh file under /workspace the permissions {mode:o}."
-    return Made(text, goal, [f"find . -name '*.sh' -exec chmod {mode:o} {{}} +"])
+    text = f"Give every .sh file in {folder} and below it the permissions {mode:o}."
+    return Made(text, goal, [f"find {folder} -name '*.sh' -exec chmod {mode:o} {{}} +"])
 
 
 def archive(draw: Draw) -> Made:
@@ -134,9 +137,10 @@ def move_large(draw: Draw) -> Made:
 
 
 def delete_empty(draw: Draw) -> Made:
-    empty = [path for path, text in draw.files().items() if not text]
-    text = "Delete every empty file under /workspace."
-    return Made(text, [{"path": path, "is": "absent"} for path in empty], ["find . -type f -empty -delete"])
+    folder = draw.folders[2]
+    empty = [path for path, text in draw.files(folder).items() if not text]
+    text = f"Delete every empty file in {folder} and below it."
+    return Made(text, [{"path": path, "is": "absent"} for path in empty], [f"find {folder} -type f -empty -delete"])
 
 
 def replace_word(draw: Draw) -> Made:
@@ -157,10 +161,10 @@ def link(draw: Draw) -> Made:
 
 
 def sum_column(draw: Draw) -> Made:
-    rows = [line.split(",") for line in draw.files()["people.csv"].splitlines()[1:]]
-    text = "Add up the amounts in people.csv, and write the sum into a new file sum.txt."
+    rows = [line.split(",") for line in draw.files()[draw.amounts].splitlines()[1:]]
+    text = f"Add up the amounts in {draw.amounts}, and write the sum into a new file sum.txt."
     goal = [{"path": "sum.txt", "is": "file", "number": sum(int(row[2]) for row in rows)}]
-    return Made(text, goal, ["tail -n +2 people.csv | awk -F, '{s += $3} END {print s}' > sum.txt"])
+    return Made(text, goal, [f"tail -n +2 {draw.amounts} | awk -F, '{{s += $3}} END {{print s}}' > sum.txt"])
 
 
 def unique_words(draw: Draw) -> Made:
