@@ -138,7 +138,7 @@ def undo(fixed: str, broken: str) -> tuple[str, str]:
     while same_end < min(len(good), len(bad)) - first and good[-1 - same_end] == bad[-1 - same_end]:
         same_end += 1
     last = len(bad) - same_end  # lines first..last of `broken` differ
-    while first == last or not "".join(bad[first:last]) or broken.count("".join(bad[first:last])) != 1:
+    while first == last or not once(broken, "".join(bad[first:last])):
         if first > 0:
             first -= 1
         elif same_end:
@@ -146,5 +146,10 @@ def undo(fixed: str, broken: str) -> tuple[str, str]:
         else:
             break
     old, new = "".join(bad[first:last]), "".join(good[first : len(good) - same_end])
-    assert broken.replace(old, new) == fixed and broken.count(old) == 1
+    assert once(broken, old) and broken.replace(old, new) == fixed
     return old, new
+
+
+def once(text: str, part: str) -> bool:
+    """True if the part occurs in one place only; places that overlap are two."""
+    return 0 <= text.find(part) == text.rfind(part)

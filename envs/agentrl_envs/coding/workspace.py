@@ -13,6 +13,8 @@ from typing import NamedTuple
 
 from agentrl_jax.protocol import Json, Snapshot, Status
 
+from .mutate import once
+
 MOST_SHOWN = 4_000  # characters of one answer
 MOST_LINES = 120  # of a file shown at once
 MOST_HITS = 40
@@ -99,9 +101,9 @@ def edit(state: Workspace, path: str, old: str, new: str) -> Reply:
             return invalid(state, problem or f"{shown(path)} is in the way of another file")
         changed = new
     else:
-        found = content.count(old) if old else 0
-        if found != 1:
-            return invalid(state, f"old must occur exactly once in {path}, but occurs {found} times")
+        if not old or not once(content, old):
+            found = "" if not old else f", but {'is not there' if old not in content else 'occurs more than once'}"
+            return invalid(state, f"old must occur exactly once in {path}{found}")
         changed = content.replace(old, new)
     if len(changed) > MOST_FILE:
         return invalid(state, f"the file would have {len(changed)} characters, at most {MOST_FILE} are allowed")
