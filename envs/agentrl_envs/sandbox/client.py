@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import socket
@@ -28,7 +29,7 @@ class Box:
     def __init__(self, backend: str, limits: Limits, channel: socket.socket) -> None:
         self.backend, self.limits = backend, limits
         self._channel, self._owner = channel, os.getpid()
-        self._lock = threading.RLock()
+        self._lock, self._once = threading.RLock(), threading.Lock()
         self._closed = False
         channel.setblocking(False)
 
@@ -55,7 +56,7 @@ class Box:
             try:
                 fields = self._ask(timeout + GRACE_S, "run", timeout, cwd, len(argv), *argv, stdin, *variables)
                 return _result(fields)
-            except Ended as end:
+            except Ended as end:  # not before: a closed box is no result
                 return self._ended_with(started, end)
 
     def _ended_with(self, started: float, end: Ended) -> Result:
@@ -135,11 +136,18 @@ class Box:
 
     def close(self) -> None:
         """Sandbox.close."""
-        with self._lock:
-            if not self._closed:
-                self._closed = True
+        with self._once:
+            if self._closed:
+                return
+            self._closed = True
+        try:
+            if self._owner == os.getpid():  # else it is the channel of the process that this one was forked from
+                with contextlib.suppress(OSError):
+                    self._channel.shutdown(socket.SHUT_RDWR)  # another thread's command ends with it
+            self._end(final=False)
+        finally:
+            with self._lock:
                 self._channel.close()
-                self._end(final=False)
 
     def _end(self, *, final: bool) -> None:
         """Ends the box; a `final` call comes from the collector, at any time, and may only leave word."""

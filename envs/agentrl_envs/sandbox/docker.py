@@ -25,7 +25,7 @@ from .owners import machine, mark, orphaned
 from .view import DEVICES, View
 from .words import Frozen, Limits, Sandbox, SandboxError
 
-TIMEOUT_S = 60.0  # of a call to the engine: when it is met, the engine is at fault
+TIMEOUT_S = 60  # of a call to the engine: when it is met, the engine is at fault
 _BOXED = Path(__file__).resolve().parent / "boxed"
 _START = "import sys;sys.path.append('/agent');import boxed.container as m;m.main()"
 _DIRECTORIES = ("agent", "agent/boxed", "dev", "etc", "proc", "sys", "tmp", "usr", "workspace")
@@ -40,7 +40,8 @@ _open: weakref.WeakSet[DockerBox] = weakref.WeakSet()
 class Channel:
     """The attached stream as a socket: the engine puts a header of 8 bytes before every piece of output."""
 
-    def __init__(self, raw: socket.socket) -> None:
+    def __init__(self, attached: Any) -> None:
+        self._attached, raw = attached, getattr(attached, "_sock", attached)
         self._raw, self._header, self._left, self._wanted = raw, b"", 0, False
 
     def fileno(self) -> int:
@@ -72,11 +73,15 @@ class Channel:
             if self._wanted or not part:
                 return part
 
+    def shutdown(self, how: int) -> None:
+        """socket.shutdown."""
+        self._raw.shutdown(how)
+
     def close(self) -> None:
-        """socket.close."""
-        with contextlib.suppress(OSError):
-            self._raw.shutdown(socket.SHUT_RDWR)
-        self._raw.close()
+        """socket.close; the SDK's file and response hold the socket too."""
+        for each in (getattr(self._attached, "_response", None), self._attached, self._raw):
+            if each is not None:
+                each.close()
 
 
 @contextlib.contextmanager
@@ -92,16 +97,34 @@ def engine_errors() -> Iterator[None]:
         raise SandboxError(f"docker: {text}"[:400]) from None
 
 
+_clients: dict[tuple[str, int], Any] = {}
+
+
 def engine() -> Any:
-    """A client of the engine that DOCKER_HOST names, or the local one."""
+    """This process's client of the engine that DOCKER_HOST names, or of the local one."""
     try:
         import docker
     except ImportError:
         raise SandboxError("docker: the SDK is not installed: pip install docker") from None
-    with engine_errors():
-        client = docker.from_env(timeout=TIMEOUT_S)
-        client.ping()
-        return client
+    address = os.environ.get("DOCKER_HOST", "unix:///var/run/docker.sock")
+    if (address, os.getpid()) not in _clients:
+        _knock(address)
+        with engine_errors():
+            client = docker.from_env(timeout=TIMEOUT_S)
+            client.ping()
+            _clients[address, os.getpid()] = client
+    return _clients[address, os.getpid()]
+
+
+def _knock(address: str) -> None:
+    """Before the SDK does, which leaves its socket open where nobody answers."""
+    if address.startswith("unix://"):
+        with socket.socket(socket.AF_UNIX) as attempt:
+            try:
+                attempt.connect(address.removeprefix("unix://"))
+            except OSError as error:
+                what = f"docker: no engine at {address} ({error.strerror}): start one, or set DOCKER_HOST"
+                raise SandboxError(what) from None
 
 
 class DockerBox(Box):
@@ -110,7 +133,8 @@ class DockerBox(Box):
     def __init__(
         self, client: Any, archive: bytes, limits: Limits, view: View, label: str, runtime: str | None
     ) -> None:
-        self._client, self._container = client, None
+        self._client: Any = client
+        self._container: Any = None
         self._again = (client, limits, view, label, runtime)
         with engine_errors():
             options = _options(client, limits, view, label, runtime)
@@ -133,7 +157,7 @@ class DockerBox(Box):
     def _attach(self) -> Channel:
         wanted = {"stdin": 1, "stdout": 1, "stream": 1}
         attached = self._client.api.attach_socket(self._container.id, params=wanted)
-        return Channel(getattr(attached, "_sock", attached))
+        return Channel(attached)
 
     def _end(self, *, final: bool) -> None:
         if final or self._container is None or self._owner_is_another():
@@ -238,7 +262,9 @@ def reap_containers(label: str) -> int:
 
 @atexit.register
 def end_all() -> None:
-    """Removes the containers of this process."""
+    """Removes the containers of this process, and closes its clients."""
     for box in list(_open):
         with contextlib.suppress(SandboxError):
             box.close()
+    while _clients:
+        _clients.popitem()[1].close()

@@ -103,6 +103,6 @@ def _spawn(module: str, control: socket.socket, label: str) -> subprocess.Popen[
     base = getattr(sys, "_base_executable", None)  # a venv's own finds its modules through files of the venv
     executable = base if base and os.access(base, os.X_OK) else sys.executable
     return subprocess.Popen(
-        [executable, "-I", "-S", "-B", "-c", start, label], stdin=control, stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL, env=kept, cwd="/", start_new_session=True,
+        [executable, "-I", "-S", "-c", start, label], stdin=control.fileno(), stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL, env=kept, cwd="/", process_group=0,
     )  # fmt: skip

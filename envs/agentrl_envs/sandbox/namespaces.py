@@ -111,7 +111,7 @@ class NamespaceBox(Box):
     def _copied(self) -> int:
         layer = next(self._keeper.names)
         try:
-            self._keeper.ask("freeze", self._name, layer)
+            self._keeper.ask("freeze", self._name, layer, self.limits.disk_bytes)
         except (WorkspaceError, SandboxError):
             self._keeper.spare.append(("drop", layer))
             raise

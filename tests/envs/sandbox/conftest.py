@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,21 +12,43 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from agentrl_envs.sandbox import Sandbox, available, open_sandbox
+import engine
+from agentrl_envs.sandbox import Sandbox, docker, open_sandbox
+from agentrl_envs.sandbox.opening import works
 
 Make = Callable[..., Sandbox]
+BACKENDS = ["namespaces", "landlock", pytest.param("docker", marks=pytest.mark.slow)]
 
 
-@pytest.fixture(params=["namespaces", "landlock"])
-def make(request: pytest.FixtureRequest) -> Iterator[Make]:
-    """make(files, **options) -> a box, closed with the test."""
-    why_not = available()[request.param]
-    if why_not:
+@pytest.fixture(scope="session")
+def docker_engine() -> Iterator[None]:
+    """A Docker engine, whose address is in DOCKER_HOST."""
+    if why_not := engine.missing():
+        pytest.skip(why_not)
+    with engine.started() as address, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DOCKER_HOST", address)
+        yield
+        docker.end_all()
+
+
+@pytest.fixture(params=BACKENDS)
+def backend(request: pytest.FixtureRequest) -> str:
+    """The name of a back end that works here."""
+    if request.param == "docker":
+        request.getfixturevalue("docker_engine")
+    elif why_not := works(request.param):
         pytest.skip(f"{request.param}: {why_not}")
+    return request.param
+
+
+@pytest.fixture
+def make(backend: str) -> Iterator[Make]:
+    """make(files, **options) -> a box, closed with the test. `fresh`: with a keeper that is started only then."""
     boxes = []
 
-    def opened(files: Any = None, **options: Any) -> Sandbox:
-        boxes.append(open_sandbox(files, **{"backend": request.param, "run_label": "tests", **options}))
+    def opened(files: Any = None, *, fresh: bool = False, **options: Any) -> Sandbox:
+        label = f"tests-{time.monotonic_ns()}" if fresh else "tests"
+        boxes.append(open_sandbox(files, **{"backend": backend, "run_label": label, **options}))
         return boxes[-1]
 
     yield opened

@@ -318,6 +318,23 @@ def disk_hog(make: Make) -> None:
 
 
 @escape
+def trees_larger_than_their_disk(make: Make) -> None:
+    """Links to one file, and files that are mostly holes, written out by whoever copies them."""
+    for program in ("dd if=/dev/zero of=f bs=1M count=6; for n in $(seq 20); do ln f g$n; done",
+                    "for n in $(seq 20); do truncate -s 6M hole$n; done"):  # fmt: skip
+        with make() as box:
+            assert box.run(program).exit_code == 0
+            for take in (box.archive, box.freeze):
+                try:
+                    take()
+                except WorkspaceError as error:
+                    assert "more than" in str(error)
+                else:
+                    raise AssertionError(f"{program} was copied")
+            assert box.run(["echo", "alive"]).stdout == b"alive\n"
+
+
+@escape
 def output_hog(make: Make) -> None:
     with make() as box:
         result = box.run("yes", timeout_s=0.5)

@@ -6,16 +6,15 @@ import os
 import shutil
 import subprocess
 import sys
-import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import agentrl_envs.sandbox
 import escapes
 import pytest
-from agentrl_envs.sandbox import Sandbox, available, open_sandbox
+from agentrl_envs.sandbox import Sandbox
 
-BACKENDS = ["namespaces", "landlock"]
 PLAIN = 51_234  # a uid that owns nothing
 # Those where a shared uid, or having no rights to begin with, makes a difference.
 AS_PLAIN_USER = [
@@ -25,22 +24,12 @@ AS_PLAIN_USER = [
 ]  # fmt: skip
 
 
-def need(backend: str) -> None:
-    why_not = available()[backend]
-    if why_not:
-        pytest.skip(f"{backend}: {why_not}")
-
-
 @pytest.mark.parametrize("name", escapes.ESCAPES)
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_no_way_out(backend: str, name: str) -> None:
-    need(backend)
+def test_no_way_out(make: Callable[..., Sandbox], name: str) -> None:
+    def small(**options: Any) -> Sandbox:
+        return make(**{"limits": escapes.SMALL, **options})
 
-    def make(*, fresh: bool = False, **options: Any) -> Sandbox:
-        label = f"escapes-{time.monotonic_ns()}" if fresh else "escapes"
-        return open_sandbox(**{"limits": escapes.SMALL, **options}, backend=backend, run_label=label)
-
-    escapes.ESCAPES[name](make)
+    escapes.ESCAPES[name](small)
 
 
 def as_plain_user(*command: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -73,9 +62,8 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.skipif(
     os.getuid() != 0 or not shutil.which("setpriv"), reason="needs root and setpriv (apt-get install util-linux)"
 )
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", ["namespaces", "landlock"], indirect=True)
 def test_no_way_out_as_a_plain_user(backend: str, sources: Path) -> None:
-    need(backend)
     done = as_plain_user(plain_python(), str(sources / "escapes.py"), backend, *AS_PLAIN_USER, PYTHONPATH=str(sources))
     shutil.rmtree(sources)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import subprocess
@@ -130,13 +131,14 @@ def test_siblings_of_a_frozen_state_do_not_see_each_other(make: Make) -> None:
 
 def test_many_forks_deep(make: Make) -> None:
     box = make({"n": b"0", "keep": b"k"})
-    for n in range(1, 26):
+    last = 26 if box.backend == "namespaces" else 5  # there, layers are flattened on the way
+    for n in range(1, last):
         box.write("n", str(n).encode())
         box.write(f"f{n}", b"")
         following = box.fork(box.freeze())
         box.close()
         box = following
-    assert box.read("n") == b"25" and len(box.files()) == 27
+    assert box.read("n") == str(last - 1).encode() and len(box.files()) == last + 1
     box.close()
 
 
@@ -168,6 +170,15 @@ def test_close_is_safe_at_any_time(make: Make) -> None:
     with make() as other:
         assert other.run(["true"]).ok
     del other
+
+
+def test_another_thread_can_close_a_box_that_is_busy(make: Make) -> None:
+    box = make()
+    timer = threading.Timer(0.2, box.close)
+    timer.start()
+    result = box.run(["sleep", "20"])
+    timer.join()
+    assert result.ended and result.wall_s < 10
 
 
 def test_a_box_that_is_killed_ends_its_command_and_only_itself(make: Make) -> None:
@@ -249,8 +260,8 @@ def test_reaping_ends_what_a_dead_owner_left() -> None:
     program = (
         "import os\nfrom agentrl_envs.sandbox import open_sandbox\n"
         "box = open_sandbox(backend='landlock', run_label='reaped')\n"
-        f"box.run('setsid sleep {os.getpid()}8.5 &')\nprint(os.getpid(), flush=True)\n"
-        "box.run('sleep 99', timeout_s=100)\n"
+        f"box.run('setsid sleep {os.getpid()}8.5 & sleep 0.1')\nprint(os.getpid(), flush=True)\n"
+        "box.run('sleep 9', timeout_s=100)\n"
     )
     environment = dict(os.environ, PYTHONPATH=":".join(sys.path))
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, env=environment) as owner:
@@ -279,8 +290,9 @@ def test_reaping_ends_what_a_dead_owner_left() -> None:
 def below(pid: int) -> list[int]:
     parents = {}
     for name in os.listdir("/proc"):
-        if name.isdigit():
-            parents[int(name)] = int(Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()[1])
+        with contextlib.suppress(OSError):
+            if name.isdigit():
+                parents[int(name)] = int(Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()[1])
     found, pending = [], [pid]
     while pending:
         inner = [child for child, parent in parents.items() if parent == pending[0]]

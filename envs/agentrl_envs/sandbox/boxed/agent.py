@@ -122,7 +122,7 @@ class Agent:
         return out
 
     def _on_archive(self):
-        return "ok", tar.pack(files.entries(self.home))
+        return "ok", tar.pack(files.entries(self.home, files.Room(self.runner.limits.disk_bytes)))
 
     def _on_extract(self, archive):
         self.runner.kill()

@@ -1,5 +1,6 @@
 """Runs commands: output and input by poll, a deadline, and limits on what all of them use together."""
 
+import errno
 import os
 import resource
 import select
@@ -70,7 +71,12 @@ class Runner:
             feed = os.pipe2(os.O_CLOEXEC)
         ends = (feed[0] if feed else self._null, out[1], err[1])
         variables = {**self.env, **dict(each.split(b"=", 1) for each in env)}
-        pid = (self._spawn if self.restrict is None else self._fork)(argv, variables, directory, ends)
+        try:
+            pid = (self._spawn if self.restrict is None else self._fork)(argv, variables, directory, ends)
+        except OSError as error:
+            for fd in (*out, *err, *(feed or ())):
+                os.close(fd)
+            return _not_started(argv, error, time.monotonic() - started)
         self._empty = False
         for fd in (out[1], err[1], *([feed[0]] if feed else [])):
             os.close(fd)
@@ -93,12 +99,6 @@ class Runner:
         try:
             resource.setrlimit(resource.RLIMIT_DATA, (most, before[1]))
             pid = _execute(argv, env, ends)
-        except OSError as error:
-            os.write(ends[2], _failure(argv, error))
-            code = 127 if isinstance(error, FileNotFoundError) else 126
-            pid = os.fork()
-            if not pid:
-                os._exit(code)
         finally:
             resource.setrlimit(resource.RLIMIT_DATA, before)
             os.umask(0)
@@ -122,11 +122,13 @@ class Runner:
                 signal.signal(each, signal.SIG_DFL)
             _sacrifice("self")
             resource.setrlimit(resource.RLIMIT_DATA, (self.limits.memory_bytes,) * 2)
-            self.restrict()
+            if self.restrict is not None:
+                self.restrict()
             os.execve(_found(argv, env), argv, env)
         except BaseException as error:
-            os.write(2, _failure(argv, error))
-            os._exit(127 if isinstance(error, FileNotFoundError) else 126)
+            code, text = _failure(argv, error)
+            os.write(2, text)
+            os._exit(code)
 
     def _attend(self, pid, streams, feed, stdin, deadline):
         ended = os.pidfd_open(pid)
@@ -167,7 +169,7 @@ class Runner:
                     look = now + _TICK
                     self._drain_left()
                 if limit is not None:
-                    self.kill()
+                    self.kill(but=pid)
             return self._collect(pid, streams, open_ones), limit
         finally:
             os.close(ended)
@@ -257,8 +259,8 @@ class Runner:
         # Pages that several share count in each: the exact figure takes longer to get.
         return "memory" if sum(_share(pid) for pid in pids) > self.limits.memory_bytes else None
 
-    def kill(self):
-        """Ends every process of the box but this one, and reaps those that are its children."""
+    def kill(self, but=None):
+        """Ends every process of the box but this one, and takes note of their ends, but for one."""
         for _ in range(200):
             if self._kill_all is not None:
                 self._kill_all()
@@ -267,13 +269,10 @@ class Runner:
                     os.kill(-1, signal.SIGKILL)
                 except ProcessLookupError:
                     break
-            try:
-                os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT | os.WNOHANG)
-            except ChildProcessError:
-                break
             if not self._others():
                 break
             time.sleep(0.002)
+        reap_but(but)
 
     def _others(self):
         """Whether anything but zombies is left."""
@@ -330,8 +329,15 @@ def _execute(argv, env, ends):
 
 
 def _failure(argv, error):
-    text = "command not found" if isinstance(error, FileNotFoundError) else os.strerror(getattr(error, "errno", 0) or 8)
-    return argv[0] + b": " + text.encode() + b"\n"
+    """The exit code and the words that a shell would have."""
+    if isinstance(error, FileNotFoundError):
+        return 127, argv[0] + b": command not found\n"
+    return 126, argv[0] + b": " + os.strerror(getattr(error, "errno", 0) or errno.ENOEXEC).encode() + b"\n"
+
+
+def _not_started(argv, error, wall):
+    code, text = _failure(argv, error)
+    return code, 0, 0, "processes" if error.errno == errno.EAGAIN else "", f"{wall:.6f}", b"", text
 
 
 def _resident(pid):

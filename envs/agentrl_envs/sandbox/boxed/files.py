@@ -90,11 +90,25 @@ def read_all(handle, expected=0):
             return part
 
 
-def entries(top):
+class Room:
+    """Counts the bytes that are taken. Links to one file and holes in it make a tree larger than the disk it is on."""
+
+    def __init__(self, most):
+        self.most, self.left = most, most
+
+    def take(self, size):
+        """Unfit where that is more than there may be."""
+        self.left -= size
+        if self.left < 0:
+            raise Unfit(f"its files have more than {self.most} bytes, links and holes written out")
+
+
+def entries(top, room):
     """The entries of an archive, in its order. Sockets are left out: they mean nothing without their process."""
     for path, fd, name, info in walk(top):
         mode = stat.S_IMODE(info.st_mode) & 0o777
         if stat.S_ISREG(info.st_mode):
+            room.take(info.st_size)
             try:
                 yield path, tar.FILE, mode, content(name, fd, info)
             except FileNotFoundError:
@@ -168,12 +182,12 @@ def write_file(fd, name, data, mode):
         os.close(handle)
 
 
-def copy(source, target):
+def copy(source, target, room):
     """Copies a layer: plain entries, and an overlay's marks for what was removed or replaced. The number of entries."""
-    return _copy(source, target, 0)
+    return _copy(source, target, room, 0)
 
 
-def _copy(source, target, depth):
+def _copy(source, target, room, depth):
     if depth > DEEPEST:
         raise Unfit(f"directories more than {DEEPEST} deep")
     count = 0
@@ -182,9 +196,10 @@ def _copy(source, target, depth):
         mode = stat.S_IMODE(info.st_mode) & 0o777
         count += 1
         if stat.S_ISREG(info.st_mode):
+            room.take(info.st_size)
             write_file(target, name, content(name, source, info), mode)
         elif stat.S_ISDIR(info.st_mode):
-            count += _copy_directory(source, target, name, info, depth)
+            count += _copy_directory(source, target, name, info, room, depth)
         elif stat.S_ISLNK(info.st_mode):
             os.symlink(os.readlink(name, dir_fd=source), name, dir_fd=target)
         elif stat.S_ISFIFO(info.st_mode):
@@ -194,13 +209,13 @@ def _copy(source, target, depth):
     return count
 
 
-def _copy_directory(source, target, name, info, depth):
+def _copy_directory(source, target, name, info, room, depth):
     os.mkdir(name, 0o700, dir_fd=target)
     inner = _open(name, _DIRECTORY, source, info.st_mode)
     try:
         outer = os.open(name, _DIRECTORY, dir_fd=target)
         try:
-            count = _copy(inner, outer, depth + 1)
+            count = _copy(inner, outer, room, depth + 1)
             if _OPAQUE in os.listxattr(inner):
                 os.setxattr(outer, _OPAQUE, b"y")
             os.fchmod(outer, stat.S_IMODE(info.st_mode) & 0o777)

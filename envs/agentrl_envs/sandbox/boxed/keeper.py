@@ -34,11 +34,9 @@ class Setup:
 class Limits:
     """The limits of one box, as they came over the channel."""
 
-    names = ("memory_bytes", "processes", "disk_bytes", "files", "open_files", "output_bytes")
-
     def __init__(self, values):
-        for name, value in zip(self.names, values, strict=True):
-            setattr(self, name, int(value))
+        numbers = [int(value) for value in values]
+        self.memory_bytes, self.processes, self.disk_bytes, self.files, self.open_files, self.output_bytes = numbers
 
 
 def main():
@@ -281,8 +279,8 @@ class Keeper(Answers):
         return ("ok",)
 
     def on_open(self, channel, name, *rest):
-        values, layers = rest[: len(Limits.names)], [f"/layers/{int(each)}" for each in rest[len(Limits.names) :]]
-        limits, top = Limits(values), f"/boxes/{int(name)}"
+        limits, layers = Limits(rest[:6]), [f"/layers/{int(each)}" for each in rest[6:]]
+        top = f"/boxes/{int(name)}"
         os.mkdir(top, 0o700)
         self.boxes[int(name)] = None
         flags, size = linux.NOSUID | linux.NODEV, f"size={limits.disk_bytes},nr_inodes={limits.files},mode=700"
@@ -293,7 +291,7 @@ class Keeper(Answers):
             with Directory(f"{top}/{UPPER}") as target:
                 for layer in layers:
                     with Directory(layer) as source:
-                        files.copy(source, target)
+                        files.copy(source, target, files.Room(limits.disk_bytes))
         linux.unshare(linux.NEWPID)
         pid = os.fork()
         if not pid:
@@ -302,11 +300,11 @@ class Keeper(Answers):
         self.boxes[int(name)] = pid
         return ("ok",)
 
-    def on_freeze(self, _, box, layer):
+    def on_freeze(self, _, box, layer, most):
         path = f"/layers/{int(layer)}"
         os.mkdir(path, 0o755)
         with Directory(f"/boxes/{int(box)}/{UPPER}") as source, Directory(path) as target:
-            return "ok", files.copy(source, target)
+            return "ok", files.copy(source, target, files.Room(int(most)))
 
     def on_kill(self, _, box):
         if int(box) in self.boxes:
