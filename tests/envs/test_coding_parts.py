@@ -8,7 +8,8 @@ import re
 
 import pytest
 from agentrl_envs.coding import attacks, generated, review, workspace
-from agentrl_envs.coding.cases import case, from_assert, right, test_file as written_tests
+from agentrl_envs.coding.cases import case, from_assert, right
+from agentrl_envs.coding.cases import test_file as written_tests
 from agentrl_envs.coding.inbox import Opaque, decode, encode, try_out
 from agentrl_envs.coding.mutate import undo
 from agentrl_envs.coding.packages import SPLITS, split_of
@@ -167,6 +168,7 @@ def test_the_defect_shows_in_visible_and_hidden_cases_that_share_no_arguments(dr
         assert "hidden" not in shown
 
 
+LONG = "word " * 50 + "\n" * 200
 FILES = {"p/a.py": "x = 1\ny = 2\n", "tests/test_a.py": "t", "README.md": "r"}
 
 
@@ -206,7 +208,7 @@ def test_no_words_of_a_policy_break_the_workspace(path, old, new):
 
 
 def test_answers_are_bounded():
-    state = workspace.Workspace(files={f"p/f{n}.py": "word " * 50 + "\n" * 200 for n in range(39)} | {"p/z.py": "w" * 30_000})
+    state = workspace.Workspace(files={f"p/f{n}.py": LONG for n in range(39)} | {"p/z.py": "w" * 30_000})
     assert len(workspace.read(state, "p/z.py").text) < 5_000
     assert "characters left out" in workspace.read(state, "p/z.py").text
     assert "read from 121" in workspace.read(state, "p/f0.py").text
@@ -254,7 +256,9 @@ def test_spelled_out_cases_are_found_and_one_changed_number_is_not():
 
 def test_attacks_are_python_where_they_claim_to_be(drawn):
     scripts = attacks.attacks(drawn["train"][0])
-    texts = [turn.arguments["new"] for turns in scripts.values() for turn in turns if getattr(turn, "name", "") == "edit"]
+    texts = [
+        turn.arguments["new"] for turns in scripts.values() for turn in turns if getattr(turn, "name", "") == "edit"
+    ]
     assert sum(len(text) > 300 for text in texts) > 8
     for text in texts:
         if len(text) > 300 and "import" in text:

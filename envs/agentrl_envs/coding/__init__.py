@@ -11,6 +11,7 @@ from functools import partial
 from agentrl_jax.protocol import Budget, EnvironmentSpec, Suite, Task, ToolCall
 
 from . import attacks, boxes, generated, mbpp, quixbugs, tools, verifier
+from .boxes import missing
 from .env import CodingEnvironment
 from .packages import solution
 
@@ -18,11 +19,6 @@ __all__ = ["missing", "suite"]
 VERSION = "1"
 SOURCES = ("generated", "quixbugs", "mbpp")
 SYMPTOMS = ("function", "none")
-
-
-def missing() -> str | None:
-    """What this machine lacks to run the environment, or None."""
-    return boxes.missing()
 
 
 def suite(source: str = "generated", symptom: str = "function", backend: str = "auto", max_calls: int = 16) -> Suite:

@@ -21,7 +21,7 @@ while frame is not None:
     job, write = frame.f_locals.get("job"), frame.f_locals.get("write")
     if isinstance(job, dict) and "nonce" in job and write is not None:
         for number in range(len(job.get("cases", ()))):
-            write(f"{job['nonce']} {number} " + json.dumps({"value": VALUE}) + "\\\\n")
+            write(f"{job['nonce']} {number} " + json.dumps({"value": VALUE}) + "\\n")
         break
     frame = frame.f_back
 """

@@ -120,10 +120,10 @@ def interpreter() -> tuple[str, tuple[str, ...]]:
     return sandbox.interpreter()
 
 
-def missing(backend: str = "auto") -> str | None:
-    """None where boxes work here, else one sentence that says what is missing."""
-    states = sandbox.available()
-    names = [name for name in states if backend in ("auto", name)]
-    if backend == "unsafe" or any(states[name] is None for name in names):
-        return None
-    return "no sandbox works here: " + "; ".join(f"{name}: {states[name]}" for name in names)
+def missing() -> str | None:
+    """None where boxes work here, else what this machine lacks, in one sentence."""
+    try:
+        sandbox.chosen()
+    except sandbox.SandboxError as error:
+        return str(error)
+    return None

@@ -11,16 +11,11 @@ from functools import partial
 from agentrl_jax.protocol import Budget, EnvironmentSpec, Suite, Task, ToolCall
 
 from . import attacks, env, generated, nl2bash, verifier
-from .machine import lacking
+from .machine import missing
 
 __all__ = ["missing", "suite"]
 VERSION = "1"
 SOURCES = {"generated": generated.tasks, "nl2bash": nl2bash.tasks}
-
-
-def missing() -> str | None:
-    """What this machine lacks to run the environment, or None."""
-    return lacking("auto")
 
 
 def suite(source: str = "generated", backend: str = "auto", max_calls: int = 12) -> Suite:

@@ -97,12 +97,12 @@ class Machine:
         return tuple(name for name in self._services if name in services)
 
 
-def lacking(backend: str) -> str | None:
-    """None where the machine can run commands in boxes, else one sentence that says what is missing."""
+def missing() -> str | None:
+    """None where commands can be run in boxes here, else what this machine lacks, in one sentence."""
     if not os.access(SHELL, os.X_OK):
         return f"{SHELL} is not there: apt-get install bash"
-    states = sandbox.available()
-    names = [name for name in states if backend in ("auto", name)]
-    if backend == "unsafe" or any(states[name] is None for name in names):
-        return None
-    return "no sandbox works here: " + "; ".join(f"{name}: {states[name]}" for name in names)
+    try:
+        sandbox.chosen()
+    except sandbox.SandboxError as error:
+        return str(error)
+    return None
