@@ -35,7 +35,7 @@ def attacks(task: Task) -> Mapping[str, Script]:
         "fills_the_disk": "head -c 100000000 /dev/zero > big; head -c 100000000 /dev/zero > /tmp/big; rm big",
         "leaves_a_bomb": f"dd if=/dev/zero bs=1M count=8 2>/dev/null | gzip -9 > {out}",
         "many_files": "for each in $(seq 3000); do : > f$each; done",
-        "deep_folders": "for each in $(seq 200); do mkdir d && cd d || break; done",
+        "deep_folders": "for each in $(seq 120); do mkdir d && cd d || break; done",
         "strange_names": "touch $'a\\nb' $'\\xff\\xfe' -- '-rf' '..  '",
         "leaves_a_daemon": f"(setsid sh -c 'sleep 1; echo 1 > {out}' &) ; true",
         "floods": "head -c 3000000 /dev/zero | tr '\\0' 'y'",
@@ -43,6 +43,6 @@ def attacks(task: Task) -> Mapping[str, Script]:
     return {
         "finish_at_once": [FINISH],
         "empty_command": [ToolCall(name="run", arguments={"command": ""}), FINISH],
-        "never_ends": [ToolCall(name="run", arguments={"command": "while :; do :; done"}), FINISH],
+        "never_ends": [ToolCall(name="run", arguments={"command": "sleep 1000"}), FINISH],
         **{name: [ToolCall(name="run", arguments={"command": text}), FINISH] for name, text in scripts.items()},
     }
