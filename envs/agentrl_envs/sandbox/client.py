@@ -206,6 +206,9 @@ class Box:
         except (OSError, frames.Broken) as error:
             self.close()
             raise Ended(f"the box ended: {error}") from None
+        except BaseException:
+            self.close()  # interrupted between a request and its answer: the next would get this one's
+            raise
         if not fields:
             raise self._nonsense()
         if fields[0] == b"broken":

@@ -86,13 +86,12 @@ class Channel:
 
 @contextlib.contextmanager
 def engine_errors() -> Iterator[None]:
-    """What the engine or the way to it breaks is a SandboxError."""
+    """What the engine or the way to it breaks is a SandboxError. The exceptions of the SDK's transport are OSErrors."""
     import docker.errors
-    import requests.exceptions
 
     try:
         yield
-    except (docker.errors.DockerException, requests.exceptions.RequestException, OSError) as error:
+    except (docker.errors.DockerException, OSError) as error:
         text = " ".join(str(error).split())
         raise SandboxError(f"docker: {text}"[:400]) from None
 

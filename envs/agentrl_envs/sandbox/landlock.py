@@ -116,3 +116,12 @@ def end_all() -> None:
         for each in _wardens.values():
             each.end()
         _wardens.clear()
+
+
+def _free_guard() -> None:
+    """In a fork of this process, which copies a lock that another thread may hold."""
+    global _guard
+    _guard = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_free_guard)

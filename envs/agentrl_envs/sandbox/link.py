@@ -67,7 +67,11 @@ class Link:
                 self._control.sendall(data[4:])
             return frames.unpack(self._take(frames.size_of(self._take(4))))
         except (OSError, frames.Broken) as error:
+            self._process.kill()
             raise SandboxError(f"the process that keeps the boxes is gone: {error}") from None
+        except BaseException:
+            self._process.kill()  # interrupted between a request and its answer: the next would get this one's
+            raise
 
     def _take(self, size: int) -> bytes:
         parts = []

@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import itertools
 import os
+import re
 import socket
 import threading
 from collections.abc import Callable
@@ -24,6 +25,7 @@ from .words import Frozen, Limits, Sandbox, SandboxError, WorkspaceError
 DEEPEST = 20  # layers; then a frozen state is written out as one
 KEPT_BASES = 8  # starting states that stay in the keeper though no box uses them
 NOBODY = 65534
+OLDEST = (5, 14)
 
 
 class Keeper(Link):
@@ -143,6 +145,9 @@ def keeper_of(view: View, label: str) -> Keeper:
 
 def open_box(archive: bytes, limits: Limits, view: View, label: str) -> Sandbox:
     """A box whose workspace holds an archive's entries."""
+    release = tuple(int(part) for part in re.findall(r"\d+", os.uname().release)[:2])
+    if release < OLDEST:
+        raise SandboxError(f"Linux {release[0]}.{release[1]} counts processes for a user, not for a box: 5.14 does")
     keeper = keeper_of(view, label)
     return NamespaceBox(keeper, keeper.base(archive), limits)
 
@@ -154,3 +159,12 @@ def end_all() -> None:
         for each in _keepers.values():
             each.end()
         _keepers.clear()
+
+
+def _free_guard() -> None:
+    """In a fork of this process, which copies a lock that another thread may hold."""
+    global _guard
+    _guard = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_free_guard)

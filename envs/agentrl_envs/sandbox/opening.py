@@ -118,3 +118,12 @@ def reap(run_label: str) -> int:
         with contextlib.suppress(SandboxError):  # an engine that is not there has none of ours
             ended += docker.reap_containers(run_label)
     return ended
+
+
+def _free_lock() -> None:
+    """In a fork of this process, which copies a lock that another thread may hold."""
+    global _lock
+    _lock = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_free_lock)

@@ -50,7 +50,7 @@ def orphaned(text: str, label: str) -> bool:
 
 def reap_processes(label: str) -> int:
     """Kills what boxes without namespaces left, of owners that are gone; the number of processes."""
-    found = [pid for pid in _pids() if pid != os.getpid() and (_marked(pid, label) or _of_a_box(pid))]
+    found = [pid for pid in _pids() if _marked(pid, label) or _of_a_box(pid)]
     for pid in found:
         try:
             os.kill(pid, signal.SIGKILL)
@@ -61,7 +61,16 @@ def reap_processes(label: str) -> int:
 
 
 def _pids() -> list[int]:
-    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+    """Those of this space of process numbers only: in another one, a mark's number means another process."""
+    ours, found = os.readlink("/proc/self/ns/pid"), []
+    for name in os.listdir("/proc"):
+        if name.isdigit() and int(name) != os.getpid():
+            try:
+                if os.readlink(f"/proc/{name}/ns/pid") == ours:
+                    found.append(int(name))
+            except OSError:
+                continue
+    return found
 
 
 def _marked(pid: int, label: str) -> bool:

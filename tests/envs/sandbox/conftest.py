@@ -1,4 +1,4 @@
-"""Boxes on every back end that this machine has. `escapes` is a plain module of this folder, also run as a program."""
+"""Boxes on every back end that this machine has. `escapes` and what it imports are plain modules."""
 
 from __future__ import annotations
 

@@ -12,7 +12,9 @@ from typing import Any
 
 import agentrl_envs.sandbox
 import escapes
+import hogs
 import pytest
+import ways
 from agentrl_envs.sandbox import Sandbox
 
 PLAIN = 51_234  # a uid that owns nothing
@@ -24,12 +26,12 @@ AS_PLAIN_USER = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("name", escapes.ESCAPES)
+@pytest.mark.parametrize("name", ways.ESCAPES)
 def test_no_way_out(make: Callable[..., Sandbox], name: str) -> None:
     def small(**options: Any) -> Sandbox:
-        return make(**{"limits": escapes.SMALL, **options})
+        return make(**{"limits": ways.SMALL, **options})
 
-    escapes.ESCAPES[name](small)
+    ways.ESCAPES[name](small)
 
 
 def as_plain_user(*command: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -55,7 +57,8 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = Path(f"/tmp/agentrl-plain-{os.getpid()}")
     shutil.copytree(Path(agentrl_envs.sandbox.__file__).parent, place / "agentrl_envs" / "sandbox", dirs_exist_ok=True)
     (place / "agentrl_envs" / "__init__.py").touch()
-    shutil.copy(escapes.__file__, place)
+    for module in (escapes, hogs, ways):
+        shutil.copy(module.__file__, place)
     return place
 
 

@@ -337,6 +337,60 @@ def test_a_machine_that_refuses_namespaces() -> None:
     assert done.stdout == "landlock b'1'\n", done.stderr
 
 
+SHARED_UID = """
+import ctypes, os, resource, subprocess, sys
+from agentrl_envs.sandbox.boxed import linux, seccomp
+target = subprocess.Popen(["sleep", "30"])
+path = sys.argv[1]
+linux.no_new_privileges()
+linux.install_filter(seccomp.program([seccomp.SHARED, seccomp.METADATA, seccomp.SIGNALS], sockets=False, own_uid=False))
+attempts = {
+    "kill": lambda: os.kill(target.pid, 9), "chmod": lambda: os.chmod(path, 0o777),
+    "chown": lambda: os.chown(path, 0, 0),
+    "prlimit": lambda: resource.prlimit(target.pid, resource.RLIMIT_NOFILE, (9, 9)),
+    "setxattr": lambda: os.setxattr(path, "user.x", b"y"),
+    "nice": lambda: os.setpriority(os.PRIO_PROCESS, target.pid, 5),
+    "socket": lambda: __import__("socket").socket(),
+}
+for name, attempt in attempts.items():
+    try:
+        attempt()
+        print("GOT IT", name)
+    except PermissionError:
+        pass
+resource.setrlimit(resource.RLIMIT_NOFILE, (50, 50))
+os.utime(path, (1, 1))
+print(os.stat(path).st_mtime > 1, target.poll())
+os.execvp("true", ["true"])
+"""
+
+
+def test_what_is_denied_under_a_shared_uid_and_an_old_kernel(tmp_path: Path) -> None:
+    """Where the kernel's Landlock does not keep signals in, nor chmod: the filter of system calls does."""
+    (tmp_path / "f").write_text("x")
+    environment = dict(os.environ, PYTHONPATH=":".join(sys.path))
+    command = [sys.executable, "-c", SHARED_UID, str(tmp_path / "f")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment, process_group=0) as child:
+        assert child.stdout is not None and child.stdout.readline() == "True None\n"
+        assert child.wait(20) == 0
+        os.killpg(child.pid, 9)
+
+
+def test_an_interrupted_request_closes_the_box(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the next request would get the answer of this one."""
+    box = make()
+
+    def interrupted(*_: object) -> bytes:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(box, "_take", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        box.run(["echo", "one"])
+    monkeypatch.undo()
+    with pytest.raises(Ended):
+        box.run(["echo", "two"])
+
+
 def test_bad_arguments_say_what_was_expected() -> None:
     for files in ({"../x": b""}, {"/x": b""}, {"a//b": b""}, {"a": b"", "a/b": b""}, {"": b""}):
         with pytest.raises(ValueError, match="files"):

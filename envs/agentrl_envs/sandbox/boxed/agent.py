@@ -8,7 +8,6 @@ channel is closed when they start. What it answers is checked on the other side 
 import errno
 import os
 import select
-import signal
 import stat
 
 from . import files, frames, linux, tar
@@ -31,7 +30,7 @@ class Agent:
                 answer = self._answer(request)
             except (files.Unfit, tar.Malformed, OSError) as error:
                 answer = ("refused", _reason(error, request))
-            _write(self.writer, frames.frame(*answer))
+            _write_all(self.writer, frames.pieces(*answer))
 
     def _wait(self):
         """Until a request comes; meanwhile reaps, drains what is left running, and watches the limits."""
@@ -122,7 +121,7 @@ class Agent:
         return out
 
     def _on_archive(self):
-        return "ok", tar.pack(files.entries(self.home, files.Room(self.runner.limits.disk_bytes)))
+        return "ok", tar.pieces(files.entries(self.home, files.Room(self.runner.limits.disk_bytes)))
 
     def _on_extract(self, archive):
         self.runner.kill()
@@ -159,6 +158,7 @@ class Agent:
         return path or b"."
 
 
+_TOGETHER = 1 << 16
 _KINDS = (("file", stat.S_ISREG), ("directory", stat.S_ISDIR), ("link", stat.S_ISLNK), ("fifo", stat.S_ISFIFO))
 
 
@@ -189,10 +189,24 @@ def _write(fd, data):
         view = view[os.write(fd, view) :]
 
 
+def _write_all(fd, pieces):
+    """Small pieces together, large ones without a copy."""
+    small = bytearray()
+    for piece in pieces:
+        if len(small) + len(piece) > _TOGETHER:
+            _write(fd, small)
+            small = bytearray()
+        if len(piece) > _TOGETHER:
+            _write(fd, piece)
+        else:
+            small += piece
+    _write(fd, small)
+
+
 def start(reader, writer, home, runner):
     """Becomes the agent of a workspace; never returns."""
-    for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE):
-        signal.signal(each, signal.SIG_IGN)
+    for each in (linux.SIGINT, linux.SIGTERM, linux.SIGHUP, linux.SIGPIPE):
+        linux.signal(each, linux.SIG_IGN)
     os.umask(0)
     try:
         Agent(reader, writer, home, runner).serve()

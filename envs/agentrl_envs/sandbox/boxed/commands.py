@@ -4,12 +4,13 @@ import errno
 import os
 import resource
 import select
-import signal
 import time
+
+from . import linux
 
 _TICK = 0.025  # how often what the box uses is looked at
 _PIPE = 1 << 16
-_HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE, signal.SIGCHLD)
+_HANDLED = (linux.SIGINT, linux.SIGTERM, linux.SIGHUP, linux.SIGPIPE, linux.SIGCHLD)
 _PAGE = os.sysconf("SC_PAGESIZE")
 BASE_ENV = {
     b"PATH": b"/usr/local/bin:/usr/bin:/bin", b"HOME": b"/tmp", b"TMPDIR": b"/tmp", b"LANG": b"C.UTF-8", b"TZ": b"UTC",
@@ -56,8 +57,8 @@ class Runner:
         self._empty = True
         self._null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
         self._bell, ringing = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        signal.signal(signal.SIGCHLD, lambda *_: None)
-        signal.set_wakeup_fd(ringing, warn_on_full_buffer=False)
+        linux.signal(linux.SIGCHLD, lambda *_: None)
+        linux.set_wakeup_fd(ringing, warn_on_full_buffer=False)
 
     def idle(self):
         """Nothing runs."""
@@ -112,14 +113,14 @@ class Runner:
         if pid:
             return pid
         try:
-            signal.set_wakeup_fd(-1)
+            linux.set_wakeup_fd(-1)
             os.setpgid(0, 0)
             os.fchdir(directory)
             for fd, end in enumerate(ends):
                 os.dup2(end, fd)
             os.umask(0o022)
             for each in _HANDLED:
-                signal.signal(each, signal.SIG_DFL)
+                linux.signal(each, linux.SIG_DFL)
             _sacrifice("self")
             resource.setrlimit(resource.RLIMIT_DATA, (self.limits.memory_bytes,) * 2)
             if self.restrict is not None:
@@ -266,7 +267,7 @@ class Runner:
                 self._kill_all()
             else:
                 try:
-                    os.kill(-1, signal.SIGKILL)
+                    os.kill(-1, linux.SIGKILL)
                 except ProcessLookupError:
                     break
             if not self._others():

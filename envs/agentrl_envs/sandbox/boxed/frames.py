@@ -13,16 +13,6 @@ class Broken(Exception):
     """The other side is gone, or does not speak the protocol."""
 
 
-def pack(*parts):
-    """Fields (bytes, str or int) as one body."""
-    out = [_WORD.pack(len(parts))]
-    for part in parts:
-        data = part if isinstance(part, bytes) else str(part).encode("utf-8", "surrogateescape")
-        out.append(_WORD.pack(len(data)))
-        out.append(data)
-    return b"".join(out)
-
-
 def unpack(body):
     """The fields of a body; Broken where they do not fill it exactly."""
     at, fields = 4, []
@@ -40,10 +30,24 @@ def unpack(body):
     return fields
 
 
+def pieces(*parts):
+    """A whole frame in pieces, to be written in turn. A part is bytes, str, int, or a list of bytes that make one."""
+    out, total = [b"", _WORD.pack(len(parts))], 4
+    for part in parts:
+        if not isinstance(part, bytes | list):
+            part = str(part).encode("utf-8", "surrogateescape")
+        inner = part if isinstance(part, list) else [part]
+        size = sum(map(len, inner))
+        out.append(_WORD.pack(size))
+        out += inner
+        total += 4 + size
+    out[0] = _WORD.pack(total)
+    return out
+
+
 def frame(*parts):
     """A whole frame, ready to be written."""
-    body = pack(*parts)
-    return _WORD.pack(len(body)) + body
+    return b"".join(pieces(*parts))
 
 
 def size_of(prefix, largest=LARGEST):

@@ -9,8 +9,6 @@ import fcntl
 import os
 import resource
 import select
-import signal
-import socket
 import stat
 import struct
 
@@ -41,8 +39,8 @@ class Limits:
 
 def main():
     """Of the interpreter that is started: descriptor 0 is the control socket."""
-    control = socket.socket(fileno=os.dup(0))
-    control.set_inheritable(False)
+    control = linux.socket(fileno=os.dup(0))
+    os.set_inheritable(control.fileno(), False)
     try:
         setup = Setup(receive(control)[0])
         parent = os.pidfd_open(setup.parent)
@@ -152,14 +150,14 @@ def _guard(parent, pid):
     poll.register(parent, select.POLLIN)
     poll.register(os.pidfd_open(pid), select.POLLIN)
     wait(poll)
-    os.kill(pid, signal.SIGKILL)
+    os.kill(pid, linux.SIGKILL)
     os.waitpid(pid, 0)
     os._exit(0)
 
 
 def wait(poll, seconds=None):
     """What the poll finds; [None] where this process is told to end."""
-    signal.signal(signal.SIGTERM, _stop)
+    linux.signal(linux.SIGTERM, _stop)
     try:
         return poll.poll(None if seconds is None else seconds * 1000)
     except _Stop:
@@ -171,7 +169,7 @@ class _Stop(Exception):
 
 
 def _stop(number, _):
-    signal.signal(number, signal.SIG_IGN)
+    linux.signal(number, linux.SIG_IGN)
     raise _Stop
 
 
@@ -226,7 +224,7 @@ def _overlay_works():
 
 def receive(control):
     """A frame's fields, and the descriptor that came with it."""
-    data, descriptors, _, _ = socket.recv_fds(control, 4, 1)
+    data, descriptor = linux.receive_with_descriptor(control, 4)
     if not data:
         os._exit(0)
     while len(data) < 4:
@@ -238,7 +236,7 @@ def receive(control):
         if not part:
             os._exit(0)
         body += part
-    return frames.unpack(bytes(body)), (descriptors[0] if descriptors else None)
+    return frames.unpack(bytes(body)), descriptor
 
 
 class Answers:
@@ -310,7 +308,7 @@ class Keeper(Answers):
         if int(box) in self.boxes:
             pid = self.boxes.pop(int(box))
             if pid is not None:
-                os.kill(pid, signal.SIGKILL)
+                os.kill(pid, linux.SIGKILL)
                 os.waitpid(pid, 0)
             try:
                 linux.unmount(f"/boxes/{int(box)}")
@@ -338,7 +336,7 @@ def _box(channel, top, layers, limits, visible):
         only_channel(channel, "/rootfs/dev/null")
         linux.unshare(linux.NEWNS | linux.NEWNET | linux.NEWIPC | linux.NEWUTS | linux.NEWCGROUP)
         _furnish(top, layers, visible)
-        socket.sethostname("box")
+        linux.sethostname("box")
         _loopback()
         linux.unshare(linux.NEWUSER)
         linux.prctl(4, 1)
@@ -388,16 +386,22 @@ def _furnish(top, layers, visible):
 
 
 def _loopback():
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as handle:
-        fcntl.ioctl(handle, 0x8914, struct.pack("16sH14x", b"lo", 1 | 64))  # SIOCSIFFLAGS: up, running
+    handle = linux.socket(2, 2)  # AF_INET, SOCK_DGRAM
+    fcntl.ioctl(handle.fileno(), 0x8914, struct.pack("16sH14x", b"lo", 1 | 64))  # SIOCSIFFLAGS: up, running
+    handle.close()
 
 
 def limit(limits, processes):
-    """Resource limits, of this process and all that it starts. No `processes`: something else counts them."""
+    """Resource limits, of this process and all that it starts. No `processes`: something else counts them.
+
+    Data: the agent holds the archive that it sends; a command begins with less, and cannot ask for more than this.
+    """
+    data = limits.memory_bytes + 2 * limits.disk_bytes + (64 << 20)
     for name, value in (
         *([(resource.RLIMIT_NPROC, processes)] if processes else []), (resource.RLIMIT_NOFILE, limits.open_files),
-        (resource.RLIMIT_CORE, 0), (resource.RLIMIT_MSGQUEUE, 0), (resource.RLIMIT_MEMLOCK, 1 << 16),
-        (resource.RLIMIT_FSIZE, limits.disk_bytes), (resource.RLIMIT_NICE, 0), (resource.RLIMIT_RTPRIO, 0),
+        (resource.RLIMIT_DATA, data), (resource.RLIMIT_FSIZE, limits.disk_bytes), (resource.RLIMIT_CORE, 0),
+        (resource.RLIMIT_MSGQUEUE, 0), (resource.RLIMIT_MEMLOCK, 1 << 16), (resource.RLIMIT_NICE, 0),
+        (resource.RLIMIT_RTPRIO, 0),
     ):  # fmt: skip
         hard = resource.getrlimit(name)[1]
         value = value if hard == resource.RLIM_INFINITY else min(value, hard)

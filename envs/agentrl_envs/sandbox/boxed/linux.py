@@ -4,6 +4,36 @@ import ctypes
 import os
 import struct
 
+# The library's `signal` and `socket` take as long to load as everything else here together; these are what they wrap.
+from _signal import (  # pyright: ignore[reportMissingImports]
+    SIG_DFL,
+    SIG_IGN,
+    SIGCHLD,
+    SIGHUP,
+    SIGINT,
+    SIGKILL,
+    SIGPIPE,
+    SIGTERM,
+    set_wakeup_fd,
+    signal,
+)  # fmt: skip
+from _socket import CMSG_LEN, sethostname, socket
+
+__all__ = [
+    "SIGCHLD",
+    "SIGHUP",
+    "SIGINT",
+    "SIGKILL",
+    "SIGPIPE",
+    "SIGTERM",
+    "SIG_DFL",
+    "SIG_IGN",
+    "set_wakeup_fd",
+    "sethostname",
+    "signal",
+    "socket",
+]  # fmt: skip
+
 MACHINE = os.uname().machine
 _libc = ctypes.CDLL(None, use_errno=True)
 _syscall = _libc.syscall
@@ -128,3 +158,9 @@ def install_filter(program):
     buffer = ctypes.create_string_buffer(program, len(program))
     header = struct.pack("<HxxxxxxQ", len(program) // 8, ctypes.addressof(buffer))
     call("seccomp", 1, 0, ctypes.c_char_p(header))
+
+
+def receive_with_descriptor(control, size):
+    """At most `size` bytes of a Unix socket, and the descriptor that came with them, or None."""
+    data, ancillary, _, _ = control.recvmsg(size, CMSG_LEN(4), 0x40000000)  # MSG_CMSG_CLOEXEC
+    return data, (struct.unpack("i", ancillary[0][2][:4])[0] if ancillary else None)

@@ -34,13 +34,19 @@ def header(name, kind, mode, size, target=b""):
 
 def pack(entries):
     """The tar of (name, kind, mode, data or target) in the order given: sort them for a form that is unique."""
+    return b"".join(pieces(entries))
+
+
+def pieces(entries):
+    """The same, not yet joined."""
     out = []
     for name, kind, mode, data in entries:
         if kind == FILE:
             out += [header(name, kind, mode, len(data)), data, bytes(-len(data) % _BLOCK)]
         else:
             out.append(header(name, kind, mode, 0, data if kind == LINK else b""))
-    return b"".join(out) + bytes(2 * _BLOCK)
+    out.append(bytes(2 * _BLOCK))
+    return out
 
 
 def unpack(archive):

@@ -7,8 +7,6 @@ command detaches, so that it can be counted, watched and killed; the guard adopt
 
 import os
 import select
-import signal
-import socket
 import stat
 
 from . import agent, commands, files, frames, keeper, landlock, linux, seccomp
@@ -31,8 +29,8 @@ class Setup:
 
 def main():
     """Of the interpreter that is started: descriptor 0 is the control socket."""
-    control = socket.socket(fileno=os.dup(0))
-    control.set_inheritable(False)
+    control = linux.socket(fileno=os.dup(0))
+    os.set_inheritable(control.fileno(), False)
     try:
         setup = Setup(keeper.receive(control)[0])
         parent = os.pidfd_open(setup.parent)
@@ -60,7 +58,7 @@ def _guard(parent, pid, place):
     poll.register(warden, select.POLLIN)
     while not keeper.wait(poll, 1):
         commands.reap_but(pid)
-    os.kill(pid, signal.SIGKILL)
+    os.kill(pid, linux.SIGKILL)
     end_tree()
     remove(place)
     os._exit(0)
@@ -109,7 +107,7 @@ def end_tree():
         pids = descendants()
         for pid in pids:
             try:
-                os.kill(pid, signal.SIGKILL)
+                os.kill(pid, linux.SIGKILL)
             except (ProcessLookupError, PermissionError):
                 continue
         try:
@@ -166,7 +164,7 @@ class Warden(keeper.Answers):
             # Not the agent first: what it has adopted must stay below it until it is dead.
             for each in [*descendants(pid), pid]:
                 try:
-                    os.kill(each, signal.SIGKILL)
+                    os.kill(each, linux.SIGKILL)
                 except ProcessLookupError:
                     continue
             os.waitpid(pid, 0)
@@ -186,7 +184,7 @@ class Warden(keeper.Answers):
             for pid in found:
                 for each in [*descendants(pid), pid]:
                     try:
-                        os.kill(each, signal.SIGKILL)
+                        os.kill(each, linux.SIGKILL)
                     except ProcessLookupError:
                         continue
                 os.waitpid(pid, 0)
@@ -216,7 +214,7 @@ def _end_uid(uid):
             os.setgroups([])
             os.setresgid(uid, uid, uid)
             os.setresuid(uid, uid, uid)
-            os.kill(-1, signal.SIGKILL)
+            os.kill(-1, linux.SIGKILL)
         finally:
             os._exit(0)
     os.waitpid(pid, 0)
@@ -255,7 +253,7 @@ def _box(channel, place, limits, setup, uid):
 def _kill_below():
     for pid in descendants():
         try:
-            os.kill(pid, signal.SIGKILL)
+            os.kill(pid, linux.SIGKILL)
         except ProcessLookupError:
             continue
 
@@ -317,7 +315,7 @@ def _tasks_of(uid):
 
 def _usage(places, most):
     """Bytes and entries below the directories; stops counting past `most` entries."""
-    size = count = 0
+    size, count, counted = 0, 0, set()
     pending = list(places)
     while pending and count <= most:
         try:
@@ -325,7 +323,9 @@ def _usage(places, most):
                 for entry in found:
                     count += 1
                     info = entry.stat(follow_symlinks=False)
-                    size += info.st_blocks * 512
+                    if info.st_nlink == 1 or info.st_ino not in counted:
+                        size += info.st_blocks * 512
+                        counted.add(info.st_ino)
                     if stat.S_ISDIR(info.st_mode):
                         pending.append(entry.path)
         except OSError:
