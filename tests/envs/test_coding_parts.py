@@ -13,7 +13,7 @@ from agentrl_envs.coding.cases import test_file as written_tests
 from agentrl_envs.coding.inbox import Opaque, decode, encode, try_out
 from agentrl_envs.coding.mutate import undo
 from agentrl_envs.coding.packages import SPLITS, split_of
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from agentrl_jax.protocol import Status
@@ -33,7 +33,7 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from("tsdifcbo"), inner, max_size=2),
     max_leaves=5,
 )
-FEW = settings(max_examples=30)
+FEW = settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 LINES = st.lists(st.sampled_from(("a\n", "b\n", "    c\n", "\n")), min_size=1, max_size=8).map("".join)
 
 

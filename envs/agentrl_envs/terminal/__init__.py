@@ -13,18 +13,29 @@ from agentrl_jax.protocol import Budget, EnvironmentSpec, Suite, Task, ToolCall
 from . import attacks, env, generated, nl2bash, verifier
 from .machine import missing
 
-__all__ = ["missing", "suite"]
+__all__ = ["KINDS", "missing", "suite"]
 VERSION = "1"
-SOURCES = {"generated": generated.tasks, "nl2bash": nl2bash.tasks}
+SOURCES = ("generated", "nl2bash")
+KINDS = tuple(generated.KINDS)
 
 
-def suite(source: str = "generated", backend: str = "auto", max_calls: int = 12) -> Suite:
+def suite(
+    source: str = "generated", kinds: Sequence[str] | None = None, backend: str = "auto", max_calls: int = 12
+) -> Suite:
     """The terminal suite.
 
-    `source`: "generated" (seeded trees, 13 kinds of request, any number of tasks) or "nl2bash" (requests over four
-    file trees, each with a gold command). `backend`: the sandbox's. ValueError for an unknown option;
+    `source`: "generated" (seeded trees, any number of tasks) or "nl2bash" (96 requests over four file trees, each
+    with a gold command). `kinds`: which generated requests, all of `KINDS` by default; "stop_service" needs a /proc in
+    the box, which the landlock back end has not. `backend`: the sandbox's. ValueError for an unknown option;
     `data.DataError` if the data set is not here.
     """
+    chosen = KINDS if kinds is None else tuple(kinds)
+    unknown = [kind for kind in chosen if kind not in KINDS]
+    if unknown or not chosen:
+        given = f"kind {unknown[0]!r} is not known" if unknown else "kinds is empty"
+        raise ValueError(f"terminal: {given}; expected some of {', '.join(KINDS)}")
+    if kinds is not None and source != "generated":
+        raise ValueError(f"terminal: kinds={chosen!r} has no effect with source={source!r}; leave it out")
     if source not in SOURCES:
         raise ValueError(f"terminal: source={source!r} is not known; expected one of {', '.join(SOURCES)}")
     if max_calls < 2:
@@ -40,7 +51,7 @@ def suite(source: str = "generated", backend: str = "auto", max_calls: int = 12)
     return Suite(
         spec=spec,
         make=partial(env.TerminalEnvironment, spec, backend),
-        tasks=SOURCES[source],
+        tasks=partial(generated.tasks, chosen) if source == "generated" else nl2bash.tasks,
         verify=partial(verifier.verify, backend),
         verifier_version=verifier.VERSION,
         solve=solve,

@@ -7,7 +7,7 @@ the reference solution reach it by another way, in a shell.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from random import Random
 from typing import Any, NamedTuple
 
@@ -199,14 +199,14 @@ def check_split(split: str) -> None:
         raise ValueError(f"terminal: split={split!r} is not known; expected one of {', '.join(SPLITS)}")
 
 
-def tasks(split: str, count: int, seed: int) -> tuple[Task, ...]:
+def tasks(kinds: Sequence[str], split: str, count: int, seed: int) -> tuple[Task, ...]:
     """`count` distinct tasks, the kinds in turn."""
     check_split(split)
     made: dict[str, Task] = {}
-    for number in range(4 * count + len(KINDS)):
+    for number in range(4 * count + len(kinds)):
         if len(made) == count:
             break
-        kind = list(KINDS)[number % len(KINDS)]
+        kind = kinds[number % len(kinds)]
         new = _task(Random(f"{split}/{seed}/{number}"), split, kind)
         made.setdefault(new.id, new)
     return tuple(made.values())

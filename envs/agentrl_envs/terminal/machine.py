@@ -19,11 +19,11 @@ BOXES = sandbox.Limits(
     time_s=TIME_S, memory_bytes=256 << 20, processes=48, disk_bytes=16 << 20, files=2_000, output_bytes=1 << 16
 )
 TIDY = (
-    "/usr/bin/find /tmp /dev/shm -mindepth 1 -delete; "
+    "/usr/bin/find ${TMPDIR:-/tmp} /dev/shm -mindepth 1 -delete; "
     "/usr/bin/find /workspace -exec /usr/bin/touch -hcd @1700000000 {} +"
 )
 # Blocks for ever on a pipe that nobody writes to; known by its name in the place of the program's.
-SERVICE = """/usr/bin/mkfifo /tmp/.pipe && exec 9<>/tmp/.pipe && /usr/bin/rm /tmp/.pipe &&
+SERVICE = """cd ${TMPDIR:-/tmp} && /usr/bin/mkfifo .pipe && exec 9<>.pipe && /usr/bin/rm .pipe &&
 { (exec -a "$1" /bin/bash -c 'read -r line <&9') >/dev/null 2>&1 & }"""
 
 
