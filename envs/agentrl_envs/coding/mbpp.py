@@ -4,6 +4,7 @@ The sentence of the problem is the function's description; the first test is vis
 is taken only if it fails a hidden test, and the visible one where some defect does: programs are tried in a box, the
 same defects on every machine, since what a program may execute is counted in lines. The set's own splits are kept
 (train 601-974, validation 511-600, heldout 11-510); of equal programs, the first split in that order keeps its own.
+946 of 974 programs are taken; with seed 0, a defect shows in 279, 65 and 413 of them.
 """
 
 from __future__ import annotations
