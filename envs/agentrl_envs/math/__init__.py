@@ -75,7 +75,14 @@ def suite(
         solve=partial(tasks.solve, options),
         attacks=_attacks,
         hidden=("answer", "steps"),
+        reap=_reap if tool == "python" else None,
     )
+
+
+def _reap(label: str) -> int:
+    from .. import sandbox  # what needs no box does not import it
+
+    return sandbox.reap(label)
 
 
 def _attacks(task: Task) -> Mapping[str, Sequence[ToolCall | str]]:

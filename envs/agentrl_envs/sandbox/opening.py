@@ -15,6 +15,7 @@ from .view import view
 from .words import Limits, Sandbox, SandboxError
 
 AUTO = ("namespaces", "landlock")
+RUN_LABEL = "AGENTRL_RUN_LABEL"
 BACKENDS = (*AUTO, "docker", "unsafe")
 _known: dict[str, str | None] = {}
 _lock = threading.RLock()
@@ -45,7 +46,7 @@ def open_sandbox(
     *,
     limits: Limits | None = None,
     backend: str = "auto",
-    run_label: str = "agentrl",
+    run_label: str | None = None,
     visible: Sequence[str] = (),
     hidden: Sequence[str] = (),
     runtime: str | None = None,
@@ -54,11 +55,11 @@ def open_sandbox(
 
     `backend`: "auto" takes namespaces where they work, else landlock; "docker" is taken by name; "unsafe" runs without
     isolation, and only in these words. SandboxError where the machine has none, with what to do. `run_label` is what
-    `reap` finds it by. Beside the system's programs boxes see the directories `visible`, read-only, but nothing of
+    `reap` finds it by; by default the run's, which its workers have as AGENTRL_RUN_LABEL. Beside the system's programs boxes see the directories `visible`, read-only, but nothing of
     this package and of `hidden`. `runtime` is docker's, such as "runsc".
     """
     archive = files if isinstance(files, bytes) else pack(files or {})
-    seen, label = view(visible, hidden), check_label(run_label)
+    seen, label = view(visible, hidden), check_label(run_label or os.environ.get(RUN_LABEL) or "agentrl")
     name = chosen(backend)
     if runtime is not None and name != "docker":
         raise ValueError(f"runtime={runtime!r} is for backend='docker', not for {name}")
