@@ -55,8 +55,9 @@ def open_sandbox(
 
     `backend`: "auto" takes namespaces where they work, else landlock; "docker" is taken by name; "unsafe" runs without
     isolation, and only in these words. SandboxError where the machine has none, with what to do. `run_label` is what
-    `reap` finds it by; by default the run's, which its workers have as AGENTRL_RUN_LABEL. Beside the system's programs boxes see the directories `visible`, read-only, but nothing of
-    this package and of `hidden`. `runtime` is docker's, such as "runsc".
+    `reap` finds it by; by default the run's, which its workers have as AGENTRL_RUN_LABEL. Beside the system's programs
+    boxes see the directories `visible`, read-only, but nothing of this package and of `hidden`. `runtime` is docker's,
+    such as "runsc".
     """
     archive = files if isinstance(files, bytes) else pack(files or {})
     seen, label = view(visible, hidden), check_label(run_label or os.environ.get(RUN_LABEL) or "agentrl")
