@@ -131,6 +131,12 @@ def _verify(task: Task, initial: Snapshot, actions: Any, final: Snapshot) -> Any
         return 1.0
     if fault == "unscored":
         return Verdict()
+    if fault == "witness":
+        seen = [
+            {"text": a.text, "calls": [[c.name, dict(c.arguments)] for c in a.calls], "error": a.error} for a in actions
+        ]
+        told = {"actions": seen, "initial": initial.data.decode(), "final": final.data.decode()}
+        return Verdict(outcome=False, diagnostics=told)
     return Verdict(outcome=int(final.data) == task.data["goal"], quality=1.0 / (1 + len(actions)))
 
 

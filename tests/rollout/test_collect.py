@@ -158,6 +158,20 @@ def test_a_prompt_that_leaves_no_room_is_not_the_policys_failure(pool, renderer,
             refuse_broken([full, good], 0.25)
 
 
+def test_p22_the_verifier_sees_the_whole_rollout_and_both_states(pool, renderer):
+    """Every turn in order, with its text, its calls and what could not be read; the state before and after: from
+    which, under the task's seed, every tool result follows (the receipt replays). Not the last string alone."""
+    script = [ADD2, ToolCall(name="look"), ADD3, FINISH]
+    (done,) = _run(pool, renderer, {0: script}, [_plan(0, 0, "witness")]).values()
+    told = done.verdict.diagnostics
+    assert (told["initial"], told["final"]) == ("0", "5")
+    assert [a["calls"] for a in told["actions"]] == [
+        [["add", {"n": 2}]], [["look", {}]], [["add", {"n": 3}]], [["finish", {}]],
+    ]  # fmt: skip
+    assert all(a["text"] and a["error"] is None for a in told["actions"])
+    assert len(told["actions"]) == len(done.receipt.steps)
+
+
 @pytest.mark.parametrize("fault", ["verify_raise", "verify_hang", "verify_crash", "verify_nan", "verify_garbage"])
 def test_a_broken_verifier_leaves_the_episode_unscored(pool, renderer, fault):
     done = _run(pool, renderer, {0: GOOD, 1: GOOD}, [_plan(0, 0, fault), _plan(1, 1)])
