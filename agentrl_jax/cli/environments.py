@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from agentrl_jax.cli.overrides import json_or_text
+from agentrl_jax.cli.player import BROKEN, play
 from agentrl_jax.errors import UserError
 from agentrl_jax.protocol import EnvironmentRef, Suite
 
-BROKEN = 1  # the exit code where a property does not hold, or the environment broke while it was played
 HOME = "agentrl_envs"
 _MARKS = {"holds": "ok", "broken": "BROKEN", "skipped": "skipped"}
 
@@ -94,7 +94,6 @@ def run_play(arguments: argparse.Namespace) -> int:
         tasks = suite.tasks(arguments.split, arguments.task + 1, arguments.seed)
     except ValueError as error:
         raise UserError(f"--split {arguments.split} --task {arguments.task}: {error}") from error
-    from agentrl_jax.cli.player import play
 
     return play(suite, tasks[arguments.task], arguments.seed)
 

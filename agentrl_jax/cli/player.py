@@ -7,7 +7,6 @@ import json
 import sys
 from collections.abc import Iterator
 
-from agentrl_jax.cli.environments import BROKEN
 from agentrl_jax.protocol import Action, Environment, Observation, Status, StopReason, Suite, Task, Tool, Verdict
 from agentrl_jax.rollout.budgets import Meter
 from agentrl_jax.rollout.calls import JSON, LINE
@@ -15,6 +14,7 @@ from agentrl_jax.rollout.parallel import known_only, with_unknown
 from agentrl_jax.rollout.play import MAX_OBSERVATION_CHARS
 from agentrl_jax.rollout.records import bounded
 
+BROKEN = 1  # the exit code where the environment broke while it was played, or does not hold a property
 HELP = """\
 a call     tool key=value key="two words", or JSON: {"name": "tool", "arguments": {...}}, or a list of such calls
 :say TEXT  plain text, as a policy that makes no call (any other line that is no call is said too)

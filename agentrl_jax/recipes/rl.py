@@ -15,7 +15,8 @@ from agentrl_jax.errors import UserError
 from agentrl_jax.learner.optimizers import adamw
 from agentrl_jax.learner.score import make_score
 from agentrl_jax.learner.update import make_update
-from agentrl_jax.recipes.evaluate import evaluate, measure, refuse_broken, refuse_thin
+from agentrl_jax.recipes.evaluate import evaluate, measure
+from agentrl_jax.recipes.guards import refuse_broken, refuse_thin
 from agentrl_jax.rl.objective import assign, policy_loss
 from agentrl_jax.rl.rewards import check_rewards, decided
 from agentrl_jax.rollout.buffer import Buffer

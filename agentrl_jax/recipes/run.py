@@ -21,7 +21,7 @@ from agentrl_jax.models.lora import trained, with_trained
 from agentrl_jax.protocol import Suite
 from agentrl_jax.recipes.config import RunConfig
 from agentrl_jax.recipes.directory import require_space
-from agentrl_jax.recipes.evaluate import Drops
+from agentrl_jax.recipes.guards import Drops
 from agentrl_jax.recipes.policy import Policy, scorer
 from agentrl_jax.recipes.transcripts import transcript
 from agentrl_jax.rollout.buffer import Buffer

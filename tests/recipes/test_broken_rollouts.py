@@ -19,7 +19,8 @@ from agentrl_jax.protocol import Attribution, Cause, EnvironmentRef, StopReason,
 from agentrl_jax.recipes.checks import check
 from agentrl_jax.recipes.config import External, Rollout, RunConfig, Sft, Shown, TinyPolicy
 from agentrl_jax.recipes.directory import require_space
-from agentrl_jax.recipes.evaluate import Drops, measure, refuse_thin
+from agentrl_jax.recipes.evaluate import measure
+from agentrl_jax.recipes.guards import Drops, refuse_thin
 from agentrl_jax.recipes.run import Run
 from agentrl_jax.recipes.sft import sft
 from agentrl_jax.rollout.collect import EpisodePlan, collect

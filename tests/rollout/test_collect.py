@@ -16,7 +16,7 @@ import scripted
 import agentrl_jax
 from agentrl_jax.errors import UserError
 from agentrl_jax.protocol import Cause, EnvironmentRef, StopReason, Task, ToolCall
-from agentrl_jax.recipes.evaluate import refuse_broken
+from agentrl_jax.recipes.guards import refuse_broken
 from agentrl_jax.rollout.collect import EpisodePlan, collect
 from agentrl_jax.rollout.pool import Deadlines, Pool
 from agentrl_jax.rollout.records import Trajectory

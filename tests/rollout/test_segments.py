@@ -22,7 +22,8 @@ from agentrl_jax.protocol import (
     StopReason,
     ToolCall,
 )
-from agentrl_jax.recipes.evaluate import measure, refuse_broken
+from agentrl_jax.recipes.evaluate import measure
+from agentrl_jax.recipes.guards import refuse_broken
 from agentrl_jax.rollout.calls import QWEN
 from agentrl_jax.rollout.collect import EpisodePlan, collect
 from agentrl_jax.rollout.episode import Act, Ask, Done, Episode
