@@ -46,9 +46,16 @@ def places(rows):
     return tuple(jnp.asarray(np.transpose(found), jnp.int32))
 
 
+@pytest.fixture(autouse=True)
+def _scanned(monkeypatch):
+    """Layers are scanned, as those of every model that is not tiny; the parity tests have them one after another."""
+    monkeypatch.setattr(decoder, "_SHALLOW", 0)
+
+
 @functools.cache
-def compiled(case, remat=False, **changes):
+def compiled(case, shallow, remat=False, **changes):
     """(params, arrays, places) -> ((loss, states), gradients); the loss takes every compared state into account."""
+    del shallow  # it is read when the function is traced
     config = replace(config_of(case), **changes)
     pull = jnp.asarray(np.random.default_rng(1).normal(size=(12, config.width)), jnp.float32)
 
@@ -59,10 +66,9 @@ def compiled(case, remat=False, **changes):
     return jax.jit(jax.value_and_grad(loss, has_aux=True))
 
 
-@functools.cache
 def run(case, rows, **changes):
     """(states, gradients)."""
-    (_, states), grads = compiled(case, **changes)(params_of(case), rows(), places(rows))
+    (_, states), grads = compiled(case, decoder._SHALLOW, **changes)(params_of(case), rows(), places(rows))
     return np.asarray(states), jax.device_get(grads)
 
 
@@ -75,6 +81,13 @@ def assert_same(one, two, atol=2e-5):
 @pytest.mark.parametrize("case", ONE_EACH)
 def test_packed_branched_forest_equals_its_branches_one_by_one(case):
     assert_same(run(case, packed), run(case, separate))
+
+
+def test_scanned_layers_give_the_numbers_of_layers_one_after_another(monkeypatch):
+    case = "gemma3, untied, soft caps"
+    scanned = run(case, packed)
+    monkeypatch.setattr(decoder, "_SHALLOW", 3)
+    assert_same(run(case, packed), scanned)
 
 
 @pytest.mark.parametrize("remat", ["full", "dots_saveable"])
