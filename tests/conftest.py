@@ -5,7 +5,10 @@ so that processes which a test starts (the command line, a worker) run under the
 """
 
 import os
+import shutil
+import subprocess
 import sys
+import tempfile
 
 import pytest
 
@@ -32,3 +35,27 @@ def _configure_jax() -> None:
 
 
 _configure_jax()
+
+
+SHARED = {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0", "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1"}
+PROBE = "import jax; jax.jit(lambda x: jax.numpy.sin(x) @ x)(jax.numpy.ones((8, 8)))"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Workers of one session, and the processes their tests start, share what they compiled; nothing outlives it."""
+    name = "JAX_COMPILATION_CACHE_DIR"
+    if not config.getoption("numprocesses", None) or hasattr(config, "workerinput") or name in os.environ:
+        return
+    folder = tempfile.mkdtemp(prefix="agentrl-compiled-")
+    config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
+    shared = {name: folder, **SHARED}
+    if _loads_what_it_compiled({**os.environ, **shared}):
+        os.environ.update(shared)
+
+
+def _loads_what_it_compiled(environment: dict[str, str]) -> bool:
+    """On some processors XLA complains of programs that it made itself (jax-ml/jax#38445): there nothing is shared."""
+    for _ in range(2):
+        command = [sys.executable, "-W", "error", "-c", PROBE]
+        probe = subprocess.run(command, env=environment, capture_output=True, check=False)
+    return probe.returncode == 0 and not probe.stderr

@@ -20,40 +20,55 @@ ENDS = [10, 10, 10, 5, 5, 10, 10, 10, 10, 10, 12, 12, 12]
 BRANCHES = [([1, 2, 3, 4, 5], 0), ([1, 2, 3, 6, 7, 8, 9, 10], 3), ([11, 12], 0)]
 
 
-def arrays(*rows):
-    return tuple(jnp.asarray(row, jnp.int32) for row in rows)
+ROWS, LENGTH = len(BRANCHES), len(TOKENS)  # of both layouts, so that one compiled function serves them
+
+
+def arrays(rows):
+    """(tokens, positions, ends) of rows that are filled up with padding, which nothing reads."""
+    rows = [*rows, *[[]] * (ROWS - len(rows))]
+    filled = np.asarray([[*row, *[(0, 0, t) for t in range(len(row), LENGTH)]] for row in rows], np.int32)
+    return tuple(jnp.asarray(filled[:, :, i]) for i in range(3))
 
 
 def packed():
-    return arrays([TOKENS], [POSITIONS], [ENDS])
+    return arrays([list(zip(TOKENS, POSITIONS, ENDS, strict=True))])
 
 
 def separate():
-    longest = max(len(row) for row, _ in BRANCHES)
-    tokens = [[*row, *[0] * (longest - len(row))] for row, _ in BRANCHES]
-    ends = [[len(row) if t < len(row) else t for t in range(longest)] for row, _ in BRANCHES]
-    return arrays(tokens, [list(range(longest))] * len(BRANCHES), ends)
+    return arrays([[(token, t, len(row)) for t, token in enumerate(row)] for row, _ in BRANCHES])
 
 
-def pick(h):
-    """The columns of either layout, in one order."""
-    if h.shape[0] == 1:
-        return h[0, :12]
-    return jnp.concatenate([h[row, first : len(tokens)] for row, (tokens, first) in enumerate(BRANCHES)])
+def places(rows):
+    """(row, column) of what is compared, in one order for both layouts."""
+    if rows is packed:
+        return jnp.zeros(12, jnp.int32), jnp.arange(12, dtype=jnp.int32)
+    found = [(row, t) for row, (tokens, first) in enumerate(BRANCHES) for t in range(first, len(tokens))]
+    return tuple(jnp.asarray(np.transpose(found), jnp.int32))
+
+
+@pytest.fixture(autouse=True)
+def _scanned(monkeypatch):
+    """Layers are scanned, as those of every model that is not tiny; the parity tests have them one after another."""
+    monkeypatch.setattr(decoder, "_SHALLOW", 0)
 
 
 @functools.cache
-def run(case, rows, **changes):
-    """(states, gradients) of a loss that takes every compared state into account."""
-    remat = changes.pop("remat", False)
+def compiled(case, shallow, remat=False, **changes):
+    """(params, arrays, places) -> ((loss, states), gradients); the loss takes every compared state into account."""
+    del shallow  # it is read when the function is traced
     config = replace(config_of(case), **changes)
     pull = jnp.asarray(np.random.default_rng(1).normal(size=(12, config.width)), jnp.float32)
 
-    def loss(params):
-        states = pick(decoder.hidden(config, params, *rows(), remat=remat))
+    def loss(params, given, where):
+        states = decoder.hidden(config, params, *given, remat=remat)[where]
         return jnp.sum(jnp.sin(states) * pull), states
 
-    (_, states), grads = jax.jit(jax.value_and_grad(loss, has_aux=True))(params_of(case))
+    return jax.jit(jax.value_and_grad(loss, has_aux=True))
+
+
+def run(case, rows, **changes):
+    """(states, gradients)."""
+    (_, states), grads = compiled(case, decoder._SHALLOW, **changes)(params_of(case), rows(), places(rows))
     return np.asarray(states), jax.device_get(grads)
 
 
@@ -66,6 +81,13 @@ def assert_same(one, two, atol=2e-5):
 @pytest.mark.parametrize("case", ONE_EACH)
 def test_packed_branched_forest_equals_its_branches_one_by_one(case):
     assert_same(run(case, packed), run(case, separate))
+
+
+def test_scanned_layers_give_the_numbers_of_layers_one_after_another(monkeypatch):
+    case = "gemma3, untied, soft caps"
+    scanned = run(case, packed)
+    monkeypatch.setattr(decoder, "_SHALLOW", 3)
+    assert_same(run(case, packed), scanned)
 
 
 @pytest.mark.parametrize("remat", ["full", "dots_saveable"])
@@ -85,7 +107,7 @@ def test_bf16_compute_runs_and_stays_near(case):
     states = jax.jit(lambda params: decoder.hidden(config, params, *packed()))(params)
     assert states.dtype == jnp.float32
     exact = run(case, packed)[0]
-    assert np.abs(pick(states) - exact).mean() < 0.05 * np.abs(exact).mean()
+    assert np.abs(states[places(packed)] - exact).mean() < 0.05 * np.abs(exact).mean()
 
 
 @pytest.mark.parametrize("case", ONE_EACH)

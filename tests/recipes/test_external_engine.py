@@ -52,7 +52,7 @@ def service(version: int = 0) -> Any:
     params = policies.initial_params(replace(made, seed=5), policy, PLACE)
     chat = Chat(renderer=policy.renderer, vocab_size=policy.model.vocab_size)
     served = Served(name="small", model=policy.model, params=params, chat=chat)
-    found = open_service(served, EngineSize(slots=8, context=128, bank=4, decode_steps=4, seed=7))
+    found = open_service(served, EngineSize(slots=8, context=128, bank=4, prefill_chunk=32, decode_steps=4, seed=7))
     found.pump._sampler.publish(found.pump._sampler.params, version)
     return found
 

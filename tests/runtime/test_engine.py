@@ -20,15 +20,14 @@ def params():
 
 
 @pytest.fixture(scope="module")
-def shared_engine(params):
-    engine = Engine(CONFIG, slots=8, context=96, bank=4, prefill_chunk=8, decode_steps=4, stop_ids=(STOP,), seed=7,
-                    text_of=text)  # fmt: skip
-    engine.publish(publish(CONFIG, params), 5)
-    return engine
+def shared_engine():
+    return Engine(CONFIG, slots=8, context=96, bank=4, prefill_chunk=8, decode_steps=4, stop_ids=(STOP,), seed=7,
+                  text_of=text)  # fmt: skip
 
 
 @pytest.fixture
-def engine(shared_engine):
+def engine(shared_engine, params):
+    shared_engine.publish(publish(CONFIG, params), 5)
     yield shared_engine
     while shared_engine.busy:
         shared_engine.advance()
@@ -187,13 +186,12 @@ def test_stops_length_context_and_versions(engine, params):
         assert STOP not in sample.ids[:-1]
 
 
-def test_p56_a_new_version_is_sampled_from_and_named(params):
-    engine = Engine(CONFIG, slots=2, context=32, bank=2, prefill_chunk=4, decode_steps=2, stop_ids=(), seed=0)
+def test_p56_a_new_version_is_sampled_from_and_named(engine, params):
     other = jax.tree.map(lambda x: x * 1.3, params)
     samples = []
     for version, tree in enumerate((params, other, params)):
         engine.publish(publish(CONFIG, tree), version)
-        engine.submit(ask(0, [5, 6, 7, 8, 9, 10], max_tokens=5))
+        engine.submit(ask(0, range(5, 16), max_tokens=6))
         samples.append(finish(engine)[0])
     assert samples[0].logprobs == samples[2].logprobs != samples[1].logprobs
     assert [s.versions[0] for s in samples] == [0, 1, 2]

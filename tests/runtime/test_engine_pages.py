@@ -119,7 +119,7 @@ def test_p56_a_prompt_is_taken_up_again_but_never_from_another_version(engine, p
 
 
 def test_p56_pages_outlive_a_version_where_that_is_asked_for(params):
-    keeping = Engine(CONFIG, slots=4, context=128, bank=4, prefill_chunk=16, decode_steps=4, stop_ids=(3,), seed=7,
+    keeping = Engine(CONFIG, slots=12, context=128, bank=4, prefill_chunk=16, decode_steps=4, stop_ids=(3,), seed=7,
                      rows=(8,), keep_across_versions=True)  # fmt: skip
     keeping.publish(publish(CONFIG, params), 0)
     play(keeping, ask(0, PROMPT))

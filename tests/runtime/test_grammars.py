@@ -144,7 +144,7 @@ def test_a_turn_is_the_same_whatever_its_neighbours_and_nothing_compiles_again(e
     assert sizes["decode_held_4"] == 1 and set(sizes.values()) <= {0, 1}
 
 
-def test_what_is_no_grammar_fails_alone_and_in_one_line(engine, vocabulary, config, params):
+def test_what_is_no_grammar_fails_alone_and_in_one_line(engine, vocabulary, config, params, end):
     grammar = call_grammar(CALL_FORMATS["json"], TOOLS, vocabulary.controls)
     wrong = 'start: %json {"type": "string", "not": {}}'
     samples = play(engine, ask(0, grammar=wrong), ask(1, grammar="start: what"), ask(2, grammar=grammar))
@@ -152,8 +152,8 @@ def test_what_is_no_grammar_fails_alone_and_in_one_line(engine, vocabulary, conf
     for q in (0, 1):
         assert samples[q].stop == "error" and samples[q].message.startswith("grammar: ")
         assert "\n" not in samples[q].message
-    plain = Engine(config, slots=1, context=64, bank=1, prefill_chunk=16, decode_steps=4, stop_ids=(3,), seed=7,
-                   rows=(1,))  # fmt: skip
+    plain = Engine(config, slots=12, context=160, bank=4, prefill_chunk=16, decode_steps=4, stop_ids=(end,), seed=7,
+                   rows=(4,))  # fmt: skip
     plain.publish(publish(config, params), 0)
     assert play(plain, ask(0, grammar=grammar))[0].message == "grammar needs an engine that was given grammars"
     assert not any("held" in name for name in plain.cache_sizes())
