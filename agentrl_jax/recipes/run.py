@@ -37,6 +37,7 @@ from agentrl_jax.runtime.interrupts import Interrupts
 from agentrl_jax.runtime.progress import Progress
 from agentrl_jax.runtime.publish import publish
 from agentrl_jax.runtime.sinks import RunSinks, write_json
+from agentrl_jax.runtime.store import Writer
 
 _TRANSCRIPTS_A_STEP = 2
 
@@ -71,6 +72,8 @@ class Run:
     state: Any = None  # LearnerState, once a stage has begun
     recorded: dict[str, Any] | None = None  # where the last recorded step stood
     kept: int = 0  # `at` of the newest checkpoint that this process wrote
+    store: Writer | None = None  # where the trajectories go that are trained on
+    shown: list[int] = field(default_factory=list)  # trajectories in each store that sft learned from, when it read it
     reference: Any = None  # the frozen anchor of a KL term, where there is one
 
     @cached_property
@@ -212,7 +215,15 @@ class Run:
             "trained_tokens": self.trained_tokens,
             "seconds": self.clock.seconds,
             "buffer": self.buffer.to_json(),
+            "stored": None if self.store is None else len(self.store),
+            "shown": self.shown,
         }
+
+    def store_all(self, groups: Sequence[Sequence[Trajectory]]) -> None:
+        """Keep the trajectories of the step, where the run has a store."""
+        if self.store is not None:
+            with self.clock.phase("store"):
+                self.store.append([t for group in groups for t in group], step=self.at)
 
     def transcribe(self, groups: Sequence[Sequence[Trajectory]], rewards: np.ndarray, advantages: np.ndarray) -> None:
         """A few transcripts of the step, those with the largest advantages first: they say what it learned."""

@@ -20,8 +20,10 @@ from agentrl_jax.recipes import evaluate as evaluation
 from agentrl_jax.recipes import policy as policies
 from agentrl_jax.recipes.checks import check, check_devices, check_environment
 from agentrl_jax.recipes.config import RunConfig, stage_name
+from agentrl_jax.recipes.demonstrations import open_stores
 from agentrl_jax.recipes.directory import Source, claimed, discard, prepare, require_space
 from agentrl_jax.recipes.external import open_sampler
+from agentrl_jax.recipes.keeping import open_store
 from agentrl_jax.recipes.run import Run
 from agentrl_jax.rollout.buffer import Buffer
 from agentrl_jax.rollout.grammar import call_grammar
@@ -108,9 +110,11 @@ def resolve(config: RunConfig) -> tuple[Suite, policies.Policy]:
     check_environment(config, suite)
     check_devices(config, jax.device_count())
     try:
-        return suite, policies.describe(config, suite)
+        policy = policies.describe(config, suite)
     except ValueError as error:
         raise UserError(f"policy: {error}") from error
+    open_stores(config, policy)
+    return suite, policy
 
 
 def open_run(
@@ -132,6 +136,8 @@ def open_run(
     latest = checkpoints.latest() if resume else None
     # A server that does not answer is known before the params are read.
     external = stack.enter_context(open_sampler(config, policy, directory)) if config.external.url is not None else None
+    kept = None if config.store is None or evaluating else open_store(config, policy, directory, resume=resume)
+    store = None if kept is None else stack.enter_context(kept)
     params = policies.initial_params(config, policy, everywhere)
     r = config.rollout
     deadlines = Deadlines(
@@ -155,11 +161,14 @@ def open_run(
         buffer=Buffer(1 if config.loop is None else config.loop.group),
         interrupts=interrupts,
         grammar=grammar,
+        store=store,
     )
     if latest is not None:
         _go_back_to(run, checkpoints.record(latest))
     elif resume:  # it stopped before its first checkpoint
         run.sinks.truncate_after(lambda row: row["at"] > 0)
+        if run.store is not None:
+            run.store.truncate(0)
     return run
 
 
@@ -198,10 +207,13 @@ def constraint(config: RunConfig, policy: policies.Policy, suite: Suite) -> tupl
 
 
 def _go_back_to(run: Run, record: dict[str, Any]) -> None:
-    """Take up a checkpoint's position; rows written after it are dropped, since they will be written again."""
+    """Take up a checkpoint's position; rows and trajectories of later steps are dropped, since they will come again."""
     run.restored, run.at, run.version = record, int(record["at"]), int(record["version"])
     run.trained_tokens, run.clock = int(record["trained_tokens"]), Clock(record["seconds"])
     run.buffer = Buffer.from_json(record["buffer"])
+    run.shown = record.get("shown", [])
+    if run.store is not None:
+        run.store.truncate(record["stored"])
     dropped = run.sinks.truncate_after(lambda row: row["at"] > run.at)
     run.progress.note(f"resumed at {record['stage']} step {record['step']}; {dropped} later rows will be written again")
 
