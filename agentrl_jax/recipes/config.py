@@ -247,7 +247,7 @@ class RunConfig:
     remat: bool | Remat = False
     logprob_chunk: int = 2048  # tokens projected to the vocabulary at once
     runs: str = "runs"
-    # Where every trajectory of the rl stage is kept (`runtime.store`), failed ones too. A relative path goes on from the
+    # Where every trajectory of the rl stage is kept (`runtime.store`), failed ones too. A relative path begins in the
     # run's directory. Each run needs a store of its own.
     store: Place | None = None
 

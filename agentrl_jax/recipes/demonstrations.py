@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-import grain
 import numpy as np
 import tokenizers
 
@@ -70,9 +69,8 @@ def open_stores(config: RunConfig, policy: Policy, lengths: Sequence[int] | None
 
     Raises `UserError`: no store, one of another tokenizer, or nothing in it to learn from.
     """
-    parts = _stored(config)
     stores = []
-    for index, part in parts:
+    for index, part in _stored(config):
         setting, store = f"sft.demonstrations.{index}.path={part.path!r}", Store(part.path)
         if store.commit.about.get("tokenizer") != fingerprint_of(policy.tokenizer):
             raise UserError(f"{setting}: its tokens are of another tokenizer than the policy's; expected the same one")
@@ -84,6 +82,8 @@ def open_stores(config: RunConfig, policy: Policy, lengths: Sequence[int] | None
 
 def read_all(config: RunConfig, stores: Sequence[Store]) -> Iterator[Trajectory]:
     """What the `Stored` of a config name, through grain; raises `UserError` for a task of `evaluation.split`."""
+    import grain  # beside numpy the heaviest import of this package; most runs show nothing stored
+
     for (index, part), store in zip(_stored(config), stores, strict=True):
         chosen = grain.MapDataset.source(_wanted(part, store))
         if part.count is not None:
@@ -102,8 +102,8 @@ def _stored(config: RunConfig) -> list[tuple[int, Stored]]:
     return [(index, part) for index, part in enumerate(parts) if isinstance(part, Stored)]
 
 
-def _wanted(part: Stored, store: Store) -> np.ndarray:
-    return np.flatnonzero(store.column("success" if part.only_successes else "valid").read().result())
+def _wanted(part: Stored, store: Store) -> list[int]:
+    return np.flatnonzero(store.column("success" if part.only_successes else "valid").read().result()).tolist()
 
 
 def recite_all(suite: Suite, renderer: Renderer, count: int, seed: int) -> Iterator[Trajectory]:

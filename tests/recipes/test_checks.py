@@ -10,7 +10,17 @@ import pytest
 from agentrl_jax.errors import UserError
 from agentrl_jax.protocol import EnvironmentRef
 from agentrl_jax.recipes.checks import check
-from agentrl_jax.recipes.config import Evaluation, Loop, PretrainedPolicy, Rollout, RunConfig, Sft, Shown, TinyPolicy
+from agentrl_jax.recipes.config import (
+    Evaluation,
+    Loop,
+    PretrainedPolicy,
+    Rollout,
+    RunConfig,
+    Sft,
+    Shown,
+    Stored,
+    TinyPolicy,
+)
 from agentrl_jax.recipes.rl import rl
 from agentrl_jax.recipes.sft import sft
 from agentrl_jax.rl.algorithms import grpo
@@ -68,6 +78,14 @@ WRONG: dict[str, tuple[Callable[[RunConfig], RunConfig], str]] = {
         "sft.demonstrations.0.split='heldout'",
     ),
     "no demonstrations": (with_("sft", demonstrations=(Shown(count=0),)), "sft.demonstrations.0.count=0"),
+    "no stored demonstrations": (
+        with_("sft", demonstrations=(Stored(path="s", count=0),)),
+        "sft.demonstrations.0.count=0",
+    ),
+    "a store of nothing": (
+        lambda c: replace(c, stages=(sft,), loop=None, store="s"),
+        "store='s' has no effect without the stage 'rl'",
+    ),
     "no layers": (with_("policy", layers=0), "policy.layers=0"),
     "no heads": (with_("policy", heads=0), "policy.heads=0"),
     "no micro rows": (with_("loop", micro_rows=0), "loop.micro_rows=0"),

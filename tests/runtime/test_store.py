@@ -202,7 +202,7 @@ def test_it_goes_back_and_on(place: str, small_chunks: None) -> None:
     assert list(Store(place)) == [made(n) for n in range(3)]
     writer.append([made(n, length=3) for n in range(40, 44)])
     assert list(Store(place)) == [*(made(n) for n in range(3)), *(made(n, length=3) for n in range(40, 44))]
-    with pytest.raises(UserError, match=r"holds 7 trajectories, expected at least 9: was it replaced\?"):
+    with pytest.raises(UserError, match=r"has 7 trajectories, expected at least 9: was it replaced\?"):
         writer.truncate(9)
     assert writer.truncate(0) == 7 and not list(Store(place))
 
@@ -259,7 +259,7 @@ def test_a_killed_writer_leaves_every_commit_and_a_reader_reads_on(place: str) -
 
 
 def test_where_there_is_no_store_it_says_so(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="no trajectory store here"):
+    with pytest.raises(UserError, match="no trajectory store"):
         Store(str(tmp_path))
     with pytest.raises(UserError, match="cannot be used") as caught:
         Store("nowhere://x")
