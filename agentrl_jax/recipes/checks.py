@@ -35,7 +35,7 @@ _COUNTS = {  # smallest whole number that makes sense
     "loop": dict.fromkeys(("steps", "tasks", "width", "micro_rows", "updates_per_batch", "train_tasks"), 1)
     | {"warmup": 0, "group": 2},
     "evaluation": {"episodes": 1, "every": 0, "every_episodes": 1, "seed": 0},
-    "checkpoints": {"every": 1, "keep": 1},
+    "checkpoints": {"every": 1, "keep": 1, "best": 0},
     "external": {"attempts": 1},
 }
 _POSITIVE = {
@@ -62,6 +62,10 @@ def check(config: RunConfig) -> RunConfig:
         if not present and name in names:
             raise UserError(f"stages: '{name}' needs the section {section}=..., which is None")
     _require(len(set(names)) == len(names), f"stages={names}: a name comes twice; resume could not tell them apart")
+    _require(
+        config.checkpoints.best == 0 or "rl" in names,
+        f"checkpoints.best={config.checkpoints.best} has no effect without the stage 'rl' and its evaluations",
+    )
     _require(
         config.store is None or "rl" in names,
         f"store={config.store!r} has no effect without the stage 'rl': it is what that stage samples that is kept",
@@ -292,6 +296,12 @@ def _check_loop(config: RunConfig, loop: Loop) -> None:
     _require(
         (loop.tasks * loop.group) % loop.micro_rows == 0,
         f"loop.micro_rows={loop.micro_rows} must divide loop.tasks x loop.group = {loop.tasks * loop.group}",
+    )
+    best, every, measured = config.checkpoints.best, config.checkpoints.every, config.evaluation.every
+    _require(
+        not best or (measured > 0 and math.lcm(every, measured) < loop.steps),
+        f"checkpoints.best={best}: no step before the last of loop.steps={loop.steps} has both a checkpoint "
+        f"(checkpoints.every={every}) and an evaluation (evaluation.every={measured}): set both to the same number",
     )
     updates = loop.steps * loop.updates_per_batch
     _require(loop.warmup < updates, f"loop.warmup={loop.warmup} must be below the updates of the stage, {updates}")

@@ -227,7 +227,8 @@ class External:
 @dataclass(frozen=True, kw_only=True)
 class Checkpoints:
     every: int = 20  # optimizer steps
-    keep: int = 2
+    keep: int = 2  # the newest
+    best: int = 0  # beside them, those of highest success in an evaluation of `evaluation.every` at the same step
 
 
 @dataclass(frozen=True, kw_only=True)

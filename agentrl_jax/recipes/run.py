@@ -71,6 +71,7 @@ class Run:
     restored: dict[str, Any] | None = None
     state: Any = None  # LearnerState, once a stage has begun
     recorded: dict[str, Any] | None = None  # where the last recorded step stood
+    measured: tuple[int, float] | None = None  # `at` and success of the newest evaluation
     kept: int = 0  # `at` of the newest checkpoint that this process wrote
     store: Writer | None = None  # where the trajectories go that are trained on
     shown: list[int] = field(default_factory=list)  # trajectories in each store that sft learned from, when it read it
@@ -191,6 +192,7 @@ class Run:
         shown = ("loss", "success", "reward", "violation_rate", "tokens_per_s", "validation_success")
         self.progress.update(self.step, **{name: row.get(name) for name in shown})
         self.recorded = self._position(done)
+        self.checkpoints.check()
         if done or self.step % self.config.checkpoints.every == 0:
             self.keep()
         self.interrupts.check()
@@ -199,8 +201,9 @@ class Run:
         """Checkpoint the last recorded step, unless that is done or the params have gone on since."""
         if self.recorded is None or self.recorded["at"] != self.at or self.kept == self.at:
             return
+        score = self.measured[1] if self.measured is not None and self.measured[0] == self.at else None
         with self.clock.phase("checkpoint"):
-            self.checkpoints.save(self.at, self._tree(self.state), self.recorded)
+            self.checkpoints.save(self.at, self._tree(self.state), self.recorded, score=score)
         self.kept = self.at
 
     def _position(self, done: bool) -> dict[str, Any]:
@@ -235,6 +238,7 @@ class Run:
 
     def evaluated(self, row: dict[str, Any]) -> None:
         self.sinks.evaluation(row)
+        self.measured = self.at, float(row["success"])
         self.progress.note(
             f"{row['split']} success {100 * row['success']:.1f} %, violations {100 * row['violation_rate']:.1f} %, "
             f"{row['mean_tool_calls']:.1f} tool calls ({row['scored']} episodes)"

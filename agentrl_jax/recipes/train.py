@@ -48,6 +48,8 @@ def train(
     Raises `UserError` for anything the user can put right, before anything is written.
     """
     suite, policy = resolve(config)
+    if not resume:  # a run that goes on may have learned from them already
+        open_stores(config, policy)
     require_space(directory, config.rollout.free_space_gb)
     prepare(config, directory, resume=resume, source=source)
     with ExitStack() as stack:
@@ -82,7 +84,9 @@ def _run_stages(
         _go_through_stages(run)
     except Interrupted:
         run.keep()
+        run.checkpoints.wait()
         raise
+    run.checkpoints.wait()
     summary = summarize(run)
     write_json(run.directory / "summary.json", summary)
     return summary
@@ -110,11 +114,9 @@ def resolve(config: RunConfig) -> tuple[Suite, policies.Policy]:
     check_environment(config, suite)
     check_devices(config, jax.device_count())
     try:
-        policy = policies.describe(config, suite)
+        return suite, policies.describe(config, suite)
     except ValueError as error:
         raise UserError(f"policy: {error}") from error
-    open_stores(config, policy)
-    return suite, policy
 
 
 def open_run(
@@ -131,7 +133,8 @@ def open_run(
 ) -> Run:
     mesh = sharding.make_mesh()
     everywhere = sharding.replicated(mesh)
-    checkpoints = Checkpoints(directory / "checkpoints", keep=config.checkpoints.keep, read_only=evaluating)
+    c = config.checkpoints
+    checkpoints = Checkpoints(directory / "checkpoints", keep=c.keep, best=c.best, read_only=evaluating)
     stack.callback(checkpoints.close)
     latest = checkpoints.latest() if resume else None
     # A server that does not answer is known before the params are read.

@@ -91,6 +91,14 @@ WRONG: dict[str, tuple[Callable[[RunConfig], RunConfig], str]] = {
     "no micro rows": (with_("loop", micro_rows=0), "loop.micro_rows=0"),
     "a learning rate without end": (with_("loop", learning_rate=float("inf")), "loop.learning_rate=inf"),
     "checkpoints that are thrown away": (with_("checkpoints", keep=0), "checkpoints.keep=0"),
+    "a best that nothing measures": (
+        with_("checkpoints", best=1, every=7),
+        "checkpoints.best=1: no step before the last of loop.steps=60 has both a checkpoint (checkpoints.every=7)",
+    ),
+    "a best without evaluations": (
+        lambda c: with_("checkpoints", best=1)(replace(c, stages=(sft,), loop=None)),
+        "checkpoints.best=1 has no effect without the stage 'rl'",
+    ),
     "steps beyond counting": (with_("loop", steps=10**400), "loop.steps=1000"),
     "a negative seed": (lambda c: replace(c, seed=-1), "seed=-1"),
     "a stage twice": (lambda c: replace(c, stages=(sft, rl, sft)), "comes twice"),

@@ -19,7 +19,7 @@ from agentrl_jax.recipes.demonstrations import open_stores, packed, play_all, re
 from agentrl_jax.recipes.keeping import about_run, open_store
 from agentrl_jax.recipes.rl import rl
 from agentrl_jax.recipes.sft import sft
-from agentrl_jax.recipes.train import resolve
+from agentrl_jax.recipes.train import train
 from agentrl_jax.rl.algorithms import grpo
 from agentrl_jax.rl.rewards import lexicographic
 from agentrl_jax.runtime.store import Store, Writer
@@ -104,16 +104,17 @@ def test_what_cannot_be_learned_from_is_refused_before_anything_runs(
     place: str, policy: policies.Policy, episodes: list, tmp_path: Path
 ) -> None:
     with pytest.raises(UserError, match="no trajectory store"):
-        resolve(config(Stored(path=str(tmp_path / "none"))))
+        train(config(Stored(path=str(tmp_path / "none"))), tmp_path / "run")
     with Writer(str(tmp_path / "other"), {"tokenizer": "another"}) as writer:
         writer.append(episodes)
     with pytest.raises(UserError, match=r"^sft\.demonstrations\.0\.path=.*another tokenizer"):
-        resolve(config(Stored(path=str(tmp_path / "other"))))
+        train(config(Stored(path=str(tmp_path / "other"))), tmp_path / "run")
     failed = str(tmp_path / "failed")
     with Writer(failed, about_run(config(SHOWN), policy)) as writer:
         writer.append(episodes[:1])
     with pytest.raises(UserError, match="none of its 1 trajectories qualifies; see only_successes"):
-        resolve(config(Stored(path=failed)))
+        train(config(Stored(path=failed)), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
     with Writer(failed) as writer:
         writer.append([replace(t, task=replace(t.task, split="heldout")) for t in episodes[:3]])
     wanted = config(Stored(path=failed))
