@@ -73,9 +73,10 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     triage.add_arguments(command("triage", triage.run, "Say who is answerable for a run's failed episodes."))
     config = command("config", _config, "Describe a config as JSON.", overrides=True)
     config.add_argument("config", metavar="CONFIG", help="a Python file that defines config()")
-    export = command("export", _export, "Write the newest checkpoint of a run as a Hugging Face directory.")
+    export = command("export", _export, "Write a checkpoint of a run as a Hugging Face directory.")
     export.add_argument("run_dir", metavar="RUN_DIR", help="a run directory, such as runs/quickstart")
     export.add_argument("destination", metavar="DST", help="the directory to make")
+    export.add_argument("--checkpoint", type=int, metavar="N", help="its number (default: the newest)")
     export.add_argument("--adapter", action="store_true", help="write the adapters alone, as PEFT keeps them")
     _add_models(command("models", None, "Fetch a pretrained policy into the local cache, or convert one."))
     environments.add_arguments(command("env", None, "List environments, check one, or play in it."), _Parser)
@@ -139,7 +140,8 @@ def _export(arguments: argparse.Namespace) -> int:
     run_dir = _existing_run(arguments.run_dir)
     from agentrl_jax.recipes.export import export
 
-    print(export(_resolved_run(run_dir), run_dir, Path(arguments.destination), adapter=arguments.adapter))
+    destination, number = Path(arguments.destination), arguments.checkpoint
+    print(export(_resolved_run(run_dir), run_dir, destination, adapter=arguments.adapter, number=number))
     return 0
 
 

@@ -16,6 +16,7 @@ from agentrl_jax.recipes.config import (
     Remat,
     RunConfig,
     Sft,
+    Shown,
     TinyPolicy,
     stage_name,
 )
@@ -35,7 +36,7 @@ _COUNTS = {  # smallest whole number that makes sense
     "loop": dict.fromkeys(("steps", "tasks", "width", "micro_rows", "updates_per_batch", "train_tasks"), 1)
     | {"warmup": 0, "group": 2},
     "evaluation": {"episodes": 1, "every": 0, "every_episodes": 1, "seed": 0},
-    "checkpoints": {"every": 1, "keep": 1},
+    "checkpoints": {"every": 1, "keep": 1, "best": 0},
     "external": {"attempts": 1},
 }
 _POSITIVE = {
@@ -62,6 +63,14 @@ def check(config: RunConfig) -> RunConfig:
         if not present and name in names:
             raise UserError(f"stages: '{name}' needs the section {section}=..., which is None")
     _require(len(set(names)) == len(names), f"stages={names}: a name comes twice; resume could not tell them apart")
+    _require(
+        config.checkpoints.best == 0 or "rl" in names,
+        f"checkpoints.best={config.checkpoints.best} has no effect without the stage 'rl' and its evaluations",
+    )
+    _require(
+        config.store is None or "rl" in names,
+        f"store={config.store!r} has no effect without the stage 'rl': it is what that stage samples that is kept",
+    )
     remats = typing.get_args(Remat)
     _require(config.remat in (True, False, *remats), f"remat={config.remat!r}: expected one of {', '.join(remats)}")
     dtype, dtypes = config.policy.compute_dtype, typing.get_args(ComputeDtype)
@@ -92,7 +101,11 @@ def check_environment(config: RunConfig, suite: Suite) -> None:
         return
     if sft.until_success is not None:
         _offers(suite, "validation", "sft.until_success")
-    _require(suite.demonstrate is not None, f"sft: the environment {name!r} offers no demonstrate()")
+    taught = any(isinstance(part, Shown) for part in sft.demonstrations)
+    _require(
+        not taught or suite.demonstrate is not None,
+        f"sft: the environment {name!r} offers no demonstrate(); show what a run has kept, with Stored(path=...)",
+    )
     _require(
         not sft.drills or suite.drills is not None,
         f"sft.drills={sft.drills}: the environment {name!r} offers no drills(); set sft.drills=0",
@@ -143,7 +156,8 @@ def _check_bounds(config: RunConfig) -> None:
         value = getattr(config, name)
         _require(least <= value <= _MOST, f"{name}={str(value)[:20]}: expected a whole number from {least} on")
     for index, shown in enumerate(config.sft.demonstrations if config.sft is not None else ()):
-        _require(1 <= shown.count <= _MOST, f"sft.demonstrations.{index}.count={shown.count}: expected at least 1")
+        count = 1 if shown.count is None else shown.count
+        _require(1 <= count <= _MOST, f"sft.demonstrations.{index}.count={count}: expected at least 1")
 
 
 def _check_rollout(config: RunConfig) -> None:
@@ -176,9 +190,10 @@ def _check_rollout(config: RunConfig) -> None:
         e.split != "train", "evaluation.split='train': evaluate on 'validation' or 'heldout', never on training tasks"
     )
     for index, shown in enumerate(config.sft.demonstrations if config.sft is not None else ()):
+        split = shown.split if isinstance(shown, Shown) else None  # what is stored is looked at when it is read
         _require(
-            shown.split != config.evaluation.split,
-            f"sft.demonstrations.{index}.split={shown.split!r} is what evaluation.split measures on: use 'train'",
+            split != config.evaluation.split,
+            f"sft.demonstrations.{index}.split={split!r} is what evaluation.split measures on: use 'train'",
         )
     if isinstance(config.policy, PretrainedPolicy):
         _check_pretrained(config.policy)
@@ -286,6 +301,12 @@ def _check_loop(config: RunConfig, loop: Loop) -> None:
     _require(
         (loop.tasks * loop.group) % loop.micro_rows == 0,
         f"loop.micro_rows={loop.micro_rows} must divide loop.tasks x loop.group = {loop.tasks * loop.group}",
+    )
+    best, every, measured = config.checkpoints.best, config.checkpoints.every, config.evaluation.every
+    _require(
+        not best or (measured > 0 and math.lcm(every, measured) < loop.steps),
+        f"checkpoints.best={best}: no step before the last of loop.steps={loop.steps} has both a checkpoint "
+        f"(checkpoints.every={every}) and an evaluation (evaluation.every={measured}): set both to the same number",
     )
     updates = loop.steps * loop.updates_per_batch
     _require(loop.warmup < updates, f"loop.warmup={loop.warmup} must be below the updates of the stage, {updates}")

@@ -18,6 +18,7 @@ from agentrl_jax.rl.types import Reward
 from agentrl_jax.rollout.budgets import EvidenceRule
 from agentrl_jax.rollout.sampling import WHOLE, Cut
 
+Place = str | Mapping[str, Json]  # a path, a URL (gs://bucket/name), or TensorStore's spec of a key-value store
 Stage = Callable[[Any], None]  # takes the run, recipes.run.Run
 
 # Of activations, the sampler and its cache; parameters and their updates are f32. In bfloat16 sampler and learner round
@@ -127,6 +128,19 @@ class Shown:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Stored:
+    """Demonstrations by policies: what earlier runs with `RunConfig.store` kept, token by token as it was sampled.
+
+    The policy must have the tokenizer that the store was written with. What was left unscored, or failed for reasons
+    outside the policy, is left out.
+    """
+
+    path: Place
+    only_successes: bool = True
+    count: int | None = None  # so many, drawn by the run's seed; None: all
+
+
+@dataclass(frozen=True, kw_only=True)
 class Sft:
     """Supervised steps on demonstrations, stopped while the policy still explores.
 
@@ -135,7 +149,7 @@ class Sft:
     """
 
     steps: int = 300
-    demonstrations: tuple[Shown, ...] = ()
+    demonstrations: tuple[Shown | Stored, ...] = ()
     drills: int = 0  # one-turn exercises of the environment that teach copying
     rename_handles: bool = False  # give the records of each demonstration other names at every step
     rows: int = 16  # packed rows a step
@@ -214,7 +228,8 @@ class External:
 @dataclass(frozen=True, kw_only=True)
 class Checkpoints:
     every: int = 20  # optimizer steps
-    keep: int = 2
+    keep: int = 2  # the newest
+    best: int = 0  # beside them, those of highest success in an evaluation of `evaluation.every` at the same step
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -234,6 +249,9 @@ class RunConfig:
     remat: bool | Remat = False
     logprob_chunk: int = 2048  # tokens projected to the vocabulary at once
     runs: str = "runs"
+    # Where every trajectory of the rl stage is kept (`runtime.store`), failed ones too. A relative path begins in the
+    # run's directory. Each run needs a store of its own.
+    store: Place | None = None
 
 
 def stage_name(stage: Stage) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tokenizers
@@ -22,18 +22,29 @@ from agentrl_jax.protocol import (
     Task,
     Verdict,
 )
-from agentrl_jax.recipes.config import Sft, Shown
+from agentrl_jax.recipes.config import RunConfig, Sft, Shown, Stored
+from agentrl_jax.recipes.keeping import fingerprint_of
 from agentrl_jax.rollout.collect import play
 from agentrl_jax.rollout.episode import Renderer
 from agentrl_jax.rollout.packing import pack, used_rows
 from agentrl_jax.rollout.records import Trajectory
+from agentrl_jax.runtime.store import Store
+
+if TYPE_CHECKING:
+    from agentrl_jax.recipes.policy import Policy
 
 
-def packed(ref: EnvironmentRef, renderer: Renderer, settings: Sft, seed: int) -> TokenBatch:
-    """Every demonstration and drill, packed; raises `ValueError` for one that does not fit a row."""
-    shown = [t for part in settings.demonstrations for t in play_all(ref, renderer, part, seed)]
+def packed(
+    ref: EnvironmentRef, renderer: Renderer, settings: Sft, seed: int, stored: Iterable[Trajectory] = ()
+) -> TokenBatch:
+    """Every demonstration and drill, packed; raises `UserError` for one that does not fit a row."""
+    parts = (part for part in settings.demonstrations if isinstance(part, Shown))
+    shown = [t for part in parts for t in play_all(ref, renderer, part, seed)]
     shown += recite_all(ref.load(), renderer, settings.drills, seed)
-    groups = [[replace(t, group=index)] for index, t in enumerate(t for t in shown if any(t.action_mask))]
+    shown += stored
+    # What a sampler's cut had left to draw from plays no part: the whole distribution learns.
+    alone = {"member": 0, "kept": None}
+    groups = [[replace(t, group=index, **alone)] for index, t in enumerate(t for t in shown if any(t.action_mask))]
     segments = sum(t.segments for group in groups for t in group)  # one that was rendered anew may need several rows
     try:
         rows = pack(groups, rows=segments, width=settings.width, group_size=1, pad_id=0)
@@ -51,6 +62,48 @@ def play_all(ref: EnvironmentRef, renderer: Renderer, shown: Shown, seed: int) -
         script = suite.demonstrate(task, seed + index)
         yield play(suite, renderer, task, script, seed + index, environment=world)
     world.close()
+
+
+def open_stores(config: RunConfig, policy: Policy, lengths: Sequence[int] | None = None) -> list[Store]:
+    """The store of each `Stored`, in order; `lengths` is how much of each there was when the run first read them.
+
+    Raises `UserError`: no store, one of another tokenizer, or nothing in it to learn from.
+    """
+    stores = []
+    for index, part in _stored(config):
+        setting, store = f"sft.demonstrations.{index}.path={part.path!r}", Store(part.path)
+        if store.commit.about.get("tokenizer") != fingerprint_of(policy.tokenizer):
+            raise UserError(f"{setting}: its tokens are of another tokenizer than the policy's; expected the same one")
+        if not len(_wanted(part, store)):
+            raise UserError(f"{setting}: none of its {len(store)} trajectories qualifies; see only_successes")
+        stores.append(store)
+    return stores if lengths is None else [s.first(length) for s, length in zip(stores, lengths, strict=True)]
+
+
+def read_all(config: RunConfig, stores: Sequence[Store]) -> Iterator[Trajectory]:
+    """What the `Stored` of a config name, through grain; raises `UserError` for a task of `evaluation.split`."""
+    import grain  # beside numpy the heaviest import of this package; most runs show nothing stored
+
+    for (index, part), store in zip(_stored(config), stores, strict=True):
+        chosen = grain.MapDataset.source(_wanted(part, store))
+        if part.count is not None:
+            chosen = chosen.shuffle(seed=config.seed)[: part.count]
+        for t in chosen.map(store.__getitem__).to_iter_dataset(grain.ReadOptions(num_threads=4)):
+            if t.task.split == config.evaluation.split:
+                raise UserError(
+                    f"sft.demonstrations.{index}.path={part.path!r} holds tasks of split {t.task.split!r}, which "
+                    "evaluation.split measures on: show trajectories of 'train'"
+                )
+            yield t
+
+
+def _stored(config: RunConfig) -> list[tuple[int, Stored]]:
+    parts = () if config.sft is None else config.sft.demonstrations
+    return [(index, part) for index, part in enumerate(parts) if isinstance(part, Stored)]
+
+
+def _wanted(part: Stored, store: Store) -> list[int]:
+    return np.flatnonzero(store.column("success" if part.only_successes else "valid").read().result()).tolist()
 
 
 def recite_all(suite: Suite, renderer: Renderer, count: int, seed: int) -> Iterator[Trajectory]:

@@ -16,8 +16,10 @@ from agentrl_jax.runtime import adapters, pretrained
 from agentrl_jax.runtime.checkpoint import Checkpoints
 
 
-def export(config: RunConfig, run_directory: Path, destination: Path, *, adapter: bool = False) -> Path:
-    """Write the newest checkpoint of a run to `destination`, which must not hold anything yet.
+def export(
+    config: RunConfig, run_directory: Path, destination: Path, *, adapter: bool = False, number: int | None = None
+) -> Path:
+    """Write checkpoint `number` of a run, or the newest, to `destination`, which must not hold anything yet.
 
     A pretrained policy keeps its tokenizer files; its chat template is the one that it was trained with, be it the
     directory's own or a frame. Another gets both from its renderer. Adapters are merged into the model, or with
@@ -31,7 +33,7 @@ def export(config: RunConfig, run_directory: Path, destination: Path, *, adapter
     if not any((run_directory / "checkpoints").glob("[0-9]*")):
         raise UserError(f"{run_directory}: no checkpoint to export yet; let the run reach one (checkpoints.every)")
     _, policy = resolve(config)
-    params = newest_params(config, policy, run_directory)
+    params = params_of(config, policy, run_directory, number=number)
     if adapter:
         assert isinstance(config.policy, PretrainedPolicy) and settings is not None
         base = config.policy.path
@@ -51,17 +53,24 @@ def exported(config: RunConfig, run_directory: Path) -> Path:
     return made if made.is_dir() else export(config, run_directory, made)
 
 
-def newest_params(config: RunConfig, policy: policies.Policy, run_directory: Path, place: Any = None) -> Any:
-    """The params of a run's newest checkpoint, where there is one. `place`: a sharding; None: the default mesh's."""
+def params_of(
+    config: RunConfig, policy: policies.Policy, run_directory: Path, place: Any = None, *, number: int | None = None
+) -> Any:
+    """The params of checkpoint `number` of a run, None: the newest. `place`: a sharding; None: the default mesh's.
+
+    Raises `UserError` where there is no checkpoint of that number.
+    """
     everywhere = place if place is not None else sharding.replicated(sharding.make_mesh())
     adapted = isinstance(config.policy, PretrainedPolicy) and config.policy.lora is not None
     # Of a policy with adapters a checkpoint holds these alone: the frozen rest comes from where it came from.
     template = (policies.initial_params if adapted else policies.param_shapes)(config, policy, everywhere)
     checkpoints = Checkpoints(run_directory / "checkpoints", keep=1, read_only=True)
     try:
-        latest = checkpoints.latest()
-        assert latest is not None  # callers have looked
-        return with_trained(template, checkpoints.restore_params(latest, trained(template)))
+        there = checkpoints.numbers()
+        if number is not None and number not in there:
+            raise UserError(f"--checkpoint {number}: the run has {', '.join(map(str, there))}; evaluations.jsonl: `at`")
+        wanted = there[-1] if number is None else number
+        return with_trained(template, checkpoints.restore_params(wanted, trained(template)))
     finally:
         checkpoints.close()
 

@@ -88,6 +88,7 @@ def rl(run: Run) -> None:
             for _ in range(loop.updates_per_batch):
                 state, info = update.step(state, batch, micro)
             row = run.learned(state, info, trained_tokens=carried(host, outcomes) * loop.updates_per_batch)
+        run.store_all(groups)
         run.transcribe(groups, rewards, advantages)
         row |= {"packed_rows": used_rows(host), **run.engine.counters.since(before)}
         row |= step_figures(groups, outcomes, rewards)

@@ -38,6 +38,7 @@ from agentrl_jax.runtime.interrupts import Interrupts
 from agentrl_jax.runtime.progress import Progress
 from agentrl_jax.runtime.publish import publish
 from agentrl_jax.runtime.sinks import RunSinks, write_json
+from agentrl_jax.runtime.store import Writer
 
 _TRANSCRIPTS_A_STEP = 2
 
@@ -71,7 +72,10 @@ class Run:
     restored: dict[str, Any] | None = None
     state: Any = None  # LearnerState, once a stage has begun
     recorded: dict[str, Any] | None = None  # where the last recorded step stood
+    measured: tuple[int, float] | None = None  # `at` and success of the newest evaluation
     kept: int = 0  # `at` of the newest checkpoint that this process wrote
+    store: Writer | None = None  # where the trajectories go that are trained on
+    shown: list[int] = field(default_factory=list)  # trajectories in each store that sft learned from, when it read it
     reference: Any = None  # the frozen anchor of a KL term, where there is one
 
     @cached_property
@@ -189,6 +193,7 @@ class Run:
         shown = ("loss", "success", "reward", "violation_rate", "tokens_per_s", "validation_success")
         self.progress.update(self.step, **{name: row.get(name) for name in shown})
         self.recorded = self._position(done)
+        self.checkpoints.check()
         if done or self.step % self.config.checkpoints.every == 0:
             self.keep()
         self.interrupts.check()
@@ -197,8 +202,9 @@ class Run:
         """Checkpoint the last recorded step, unless that is done or the params have gone on since."""
         if self.recorded is None or self.recorded["at"] != self.at or self.kept == self.at:
             return
+        score = self.measured[1] if self.measured is not None and self.measured[0] == self.at else None
         with self.clock.phase("checkpoint"):
-            self.checkpoints.save(self.at, self._tree(self.state), self.recorded)
+            self.checkpoints.save(self.at, self._tree(self.state), self.recorded, score=score)
         self.kept = self.at
 
     def _position(self, done: bool) -> dict[str, Any]:
@@ -213,7 +219,15 @@ class Run:
             "trained_tokens": self.trained_tokens,
             "seconds": self.clock.seconds,
             "buffer": self.buffer.to_json(),
+            "stored": None if self.store is None else len(self.store),
+            "shown": self.shown,
         }
+
+    def store_all(self, groups: Sequence[Sequence[Trajectory]]) -> None:
+        """Keep the trajectories of the step, where the run has a store."""
+        if self.store is not None:
+            with self.clock.phase("store"):
+                self.store.append([t for group in groups for t in group], step=self.at)
 
     def transcribe(self, groups: Sequence[Sequence[Trajectory]], rewards: np.ndarray, advantages: np.ndarray) -> None:
         """A few transcripts of the step, those with the largest advantages first: they say what it learned."""
@@ -225,6 +239,7 @@ class Run:
 
     def evaluated(self, row: dict[str, Any]) -> None:
         self.sinks.evaluation(row)
+        self.measured = self.at, float(row["success"])
         self.progress.note(
             f"{row['split']} success {100 * row['success']:.1f} %, violations {100 * row['violation_rate']:.1f} %, "
             f"{row['mean_tool_calls']:.1f} tool calls ({row['scored']} episodes)"

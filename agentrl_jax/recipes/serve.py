@@ -14,7 +14,7 @@ from agentrl_jax.models import llama
 from agentrl_jax.recipes import policy as policies
 from agentrl_jax.recipes.config import PretrainedPolicy, RunConfig
 from agentrl_jax.recipes.directory import is_run
-from agentrl_jax.recipes.export import newest_params
+from agentrl_jax.recipes.export import params_of
 from agentrl_jax.rollout.calls import CALL_FORMATS
 from agentrl_jax.rollout.families import AUTO, renderer_for
 from agentrl_jax.rollout.sampling import LiveSampler, SampleRequest
@@ -147,4 +147,4 @@ def _policy(config: RunConfig) -> policies.Policy:
 def _newest(config: RunConfig, policy: policies.Policy, directory: Path) -> Any:
     if not any((directory / "checkpoints").glob("[0-9]*")):
         raise UserError(f"{directory}: no checkpoint to serve yet; let the run reach one (checkpoints.every)")
-    return newest_params(config, policy, directory, jax.sharding.SingleDeviceSharding(jax.devices()[0]))
+    return params_of(config, policy, directory, jax.sharding.SingleDeviceSharding(jax.devices()[0]))

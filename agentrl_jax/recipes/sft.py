@@ -10,7 +10,7 @@ import numpy as np
 from agentrl_jax.batch import TokenBatch
 from agentrl_jax.learner.optimizers import adamw
 from agentrl_jax.learner.update import make_update
-from agentrl_jax.recipes.demonstrations import order, packed, rename, take, token_ids
+from agentrl_jax.recipes.demonstrations import open_stores, order, packed, read_all, rename, take, token_ids
 from agentrl_jax.recipes.evaluate import evaluate
 from agentrl_jax.rl.imitation import imitation_loss
 
@@ -22,11 +22,14 @@ _VALIDATION_SEED = 77
 
 
 def sft(run: Run) -> None:
-    """The stage: demonstrations from the environment's own teacher, masked cross-entropy, an early stop."""
+    """The stage: demonstrations from the environment's own teacher or a store, masked cross-entropy, an early stop."""
     settings = run.config.sft
     assert settings is not None
     with run.clock.phase("demonstrations"):
-        data = packed(run.config.environment, run.policy.renderer, settings, run.config.seed)
+        stores = open_stores(run.config, run.policy, run.shown or None)
+        run.shown = [len(store) for store in stores]
+        stored = read_all(run.config, stores)
+        data = packed(run.config.environment, run.policy.renderer, settings, run.config.seed, stored)
     handles = renamed_handles(run, settings)
     optimizer = adamw(
         settings.learning_rate,

@@ -21,8 +21,10 @@ from agentrl_jax.recipes import evaluate as evaluation
 from agentrl_jax.recipes import policy as policies
 from agentrl_jax.recipes.checks import check, check_devices, check_environment
 from agentrl_jax.recipes.config import RunConfig, stage_name
+from agentrl_jax.recipes.demonstrations import open_stores
 from agentrl_jax.recipes.directory import Source, claimed, discard, prepare, require_space
 from agentrl_jax.recipes.external import open_sampler
+from agentrl_jax.recipes.keeping import open_store
 from agentrl_jax.recipes.run import Run
 from agentrl_jax.rollout.buffer import Buffer
 from agentrl_jax.rollout.grammar import call_grammar
@@ -49,6 +51,8 @@ def train(
     Raises `UserError` for anything the user can put right, before anything is written.
     """
     suite, policy = resolve(config)
+    if not resume:  # a run that goes on may have learned from them already
+        open_stores(config, policy)
     require_space(directory, config.rollout.free_space_gb)
     prepare(config, directory, resume=resume, source=source)
     with ExitStack() as stack:
@@ -83,7 +87,9 @@ def _run_stages(
         _go_through_stages(run)
     except Interrupted:
         run.keep()
+        run.checkpoints.wait()
         raise
+    run.checkpoints.wait()
     summary = summarize(run)
     write_json(run.directory / "summary.json", summary)
     return summary
@@ -130,11 +136,14 @@ def open_run(
 ) -> Run:
     mesh = sharding.make_mesh()
     everywhere = sharding.replicated(mesh)
-    checkpoints = Checkpoints(directory / "checkpoints", keep=config.checkpoints.keep, read_only=evaluating)
+    c = config.checkpoints
+    checkpoints = Checkpoints(directory / "checkpoints", keep=c.keep, best=c.best, read_only=evaluating)
     stack.callback(checkpoints.close)
     latest = checkpoints.latest() if resume else None
     # A server that does not answer is known before the params are read.
     external = stack.enter_context(open_sampler(config, policy, directory)) if config.external.url is not None else None
+    kept = None if config.store is None or evaluating else open_store(config, policy, directory, resume=resume)
+    store = None if kept is None else stack.enter_context(kept)
     params = policies.initial_params(config, policy, everywhere)
     r = config.rollout
     deadlines = Deadlines(
@@ -166,11 +175,14 @@ def open_run(
         buffer=Buffer(1 if config.loop is None else config.loop.group),
         interrupts=interrupts,
         grammar=grammar,
+        store=store,
     )
     if latest is not None:
         _go_back_to(run, checkpoints.record(latest))
     elif resume:  # it stopped before its first checkpoint
         run.sinks.truncate_after(lambda row: row["at"] > 0)
+        if run.store is not None:
+            run.store.truncate(0)
     return run
 
 
@@ -209,10 +221,13 @@ def constraint(config: RunConfig, policy: policies.Policy, suite: Suite) -> tupl
 
 
 def _go_back_to(run: Run, record: dict[str, Any]) -> None:
-    """Take up a checkpoint's position; rows written after it are dropped, since they will be written again."""
+    """Take up a checkpoint's position; rows and trajectories of later steps are dropped, since they will come again."""
     run.restored, run.at, run.version = record, int(record["at"]), int(record["version"])
     run.trained_tokens, run.clock = int(record["trained_tokens"]), Clock(record["seconds"])
     run.buffer = Buffer.from_json(record["buffer"])
+    run.shown = record.get("shown", [])
+    if run.store is not None:
+        run.store.truncate(record["stored"])
     dropped = run.sinks.truncate_after(lambda row: row["at"] > run.at)
     run.progress.note(f"resumed at {record['stage']} step {record['step']}; {dropped} later rows will be written again")
 

@@ -1,11 +1,13 @@
 """Checkpoints of the whole loop through Orbax: arrays, and a JSON record of where the loop stood.
 
 A checkpoint is atomic: Orbax writes to a temporary name and renames. A process that dies while saving
-leaves the previous checkpoint the latest.
+leaves the previous checkpoint the latest. Saving goes on beside the run once the arrays are on the host.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,24 +24,53 @@ class Restored(NamedTuple):
 
 
 class Checkpoints:
-    """Numbered checkpoints in one directory; keeps the newest `keep`."""
+    """Numbered checkpoints in one directory: the newest `keep`, and the `best` of highest score of those with one."""
 
-    def __init__(self, directory: Path, *, keep: int, read_only: bool = False) -> None:
-        kept = None if read_only else keep
+    def __init__(self, directory: Path, *, keep: int, best: int = 0, read_only: bool = False) -> None:
+        kept = None if read_only else _newest_and_best(keep, best)
         options = ocp.CheckpointManagerOptions(
-            max_to_keep=kept, enable_async_checkpointing=False, read_only=read_only, create=not read_only
-        )
+            preservation_policy=kept, best_fn=_score, enable_async_checkpointing=not read_only, read_only=read_only,
+            create=not read_only,
+        )  # fmt: skip
+        self._directory = directory
         self._manager = ocp.CheckpointManager(directory.resolve(), options=options)
+
+    def numbers(self) -> list[int]:
+        return sorted(self._manager.all_steps())
 
     def latest(self) -> int | None:
         return self._manager.latest_step()
 
-    def save(self, number: int, state: Any, record: dict[str, Any]) -> None:
-        """Write checkpoint `number`; returns when it is durable. A failure to save raises here, in the run."""
-        with jax.transfer_guard("allow"):
+    def save(self, number: int, state: Any, record: dict[str, Any], *, score: float | None = None) -> None:
+        """Begin to write checkpoint `number`; returns once `state` is on the host and may change or be donated.
+
+        Raises `UserError` where this save, or the one before it, cannot be written.
+        """
+        metrics = None if score is None else {"score": score}
+        with jax.transfer_guard("allow"), self._told():
             arguments = ocp.args.Composite(state=ocp.args.StandardSave(state), record=ocp.args.JsonSave(record))
-            self._manager.save(number, args=arguments)
+            self._manager.save(number, args=arguments, metrics=metrics)
+
+    def check(self) -> None:
+        """Raises `UserError` where a save has failed meanwhile; never waits."""
+        if not self._manager.is_saving_in_progress():
+            self.wait()
+
+    def wait(self) -> None:
+        """Returns when the last save is durable; raises `UserError` where it failed."""
+        with self._told():
             self._manager.wait_until_finished()
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, ValueError, RuntimeError) as error:
+            reason = " ".join(str(error).split())
+            raise UserError(
+                f"{self._directory}: a checkpoint could not be saved ({reason:.300}): make room or mend the disk, then "
+                "--resume from the checkpoint before it"
+            ) from error
 
     def record(self, number: int) -> dict[str, Any]:
         return self._manager.restore(number, args=ocp.args.Composite(record=ocp.args.JsonRestore()))["record"]
@@ -67,4 +98,15 @@ class Checkpoints:
         return found
 
     def close(self) -> None:
-        self._manager.close()
+        with self._told():
+            self._manager.close()
+
+
+def _score(metrics: Any) -> float:
+    return metrics["score"]
+
+
+def _newest_and_best(keep: int, best: int) -> Any:
+    policies = ocp.checkpoint_managers
+    highest = policies.BestN(n=best, get_metric_fn=_score, keep_checkpoints_without_metrics=False)
+    return policies.AnyPreservationPolicy([policies.LatestN(keep), highest])

@@ -14,6 +14,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from agentrl_jax.runtime.store import Store
+
 CONFIG = Path(__file__).with_name("small_config.py")
 ROOT = Path(__file__).parents[2]
 LIMIT_S = 240
@@ -62,6 +64,16 @@ def parameters(directory: Path) -> dict[str, np.ndarray]:
     return {jax.tree_util.keystr(path): np.asarray(leaf) for path, leaf in leaves}
 
 
+def kept(directory: Path) -> list[tuple]:
+    """The trajectories in the run's store, less what a clock has measured."""
+    store = Store(str(directory / "trajectories"))
+    steps = store.column("steps").read().result().tolist()
+    return [
+        (step, t.group, t.member, t.task, t.tokens, t.behavior_logprobs, t.policy_versions, t.stop, t.verdict)
+        for step, t in zip(steps, store, strict=True)
+    ]
+
+
 @pytest.fixture(scope="module")
 def straight(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run from start to end in one go."""
@@ -97,6 +109,13 @@ def test_every_step_and_every_evaluation_is_written_once(straight: Path) -> None
     assert stages == [("before", True), ("sft", True), ("rl", False), ("rl", True)]
 
 
+def test_every_trajectory_that_was_trained_on_is_kept_once(straight: Path) -> None:
+    found = kept(straight)
+    groups = [(step, group, member) for step, group, member, *_ in found]
+    assert groups == [(step, group, member) for step in range(7, 11) for group in range(2) for member in range(4)]
+    assert all(versions == {step - 5} for step, versions in ((step, set(v) - {-1}) for step, *_, v, _, _ in found))
+
+
 @pytest.mark.parametrize(
     ("stop", "after", "every"),
     [(signal.SIGKILL, 3, 1), (signal.SIGKILL, 8, 1), (signal.SIGINT, 7, 1), (signal.SIGTERM, 8, 4)],
@@ -127,6 +146,7 @@ def test_p57_a_stopped_run_resumes_to_the_same_parameters(
     assert before.keys() == after_resume.keys()
     for name, value in before.items():
         np.testing.assert_array_equal(after_resume[name], value, err_msg=name)
+    assert kept(directory) == kept(straight), "no trajectory is lost or doubled"
     volatile = {"wall_s", "tokens_per_s", "decode_s", "prefill_s", "decode_dispatches", "prefill_dispatches"}
     for one, other in zip(rows(straight, "metrics.jsonl"), rows(directory, "metrics.jsonl"), strict=True):
         assert {k: v for k, v in one.items() if k not in volatile} == {

@@ -10,7 +10,17 @@ import pytest
 from agentrl_jax.errors import UserError
 from agentrl_jax.protocol import EnvironmentRef
 from agentrl_jax.recipes.checks import check
-from agentrl_jax.recipes.config import Evaluation, Loop, PretrainedPolicy, Rollout, RunConfig, Sft, Shown, TinyPolicy
+from agentrl_jax.recipes.config import (
+    Evaluation,
+    Loop,
+    PretrainedPolicy,
+    Rollout,
+    RunConfig,
+    Sft,
+    Shown,
+    Stored,
+    TinyPolicy,
+)
 from agentrl_jax.recipes.rl import rl
 from agentrl_jax.recipes.sft import sft
 from agentrl_jax.rl.algorithms import grpo
@@ -68,11 +78,27 @@ WRONG: dict[str, tuple[Callable[[RunConfig], RunConfig], str]] = {
         "sft.demonstrations.0.split='heldout'",
     ),
     "no demonstrations": (with_("sft", demonstrations=(Shown(count=0),)), "sft.demonstrations.0.count=0"),
+    "no stored demonstrations": (
+        with_("sft", demonstrations=(Stored(path="s", count=0),)),
+        "sft.demonstrations.0.count=0",
+    ),
+    "a store of nothing": (
+        lambda c: replace(c, stages=(sft,), loop=None, store="s"),
+        "store='s' has no effect without the stage 'rl'",
+    ),
     "no layers": (with_("policy", layers=0), "policy.layers=0"),
     "no heads": (with_("policy", heads=0), "policy.heads=0"),
     "no micro rows": (with_("loop", micro_rows=0), "loop.micro_rows=0"),
     "a learning rate without end": (with_("loop", learning_rate=float("inf")), "loop.learning_rate=inf"),
     "checkpoints that are thrown away": (with_("checkpoints", keep=0), "checkpoints.keep=0"),
+    "a best that nothing measures": (
+        with_("checkpoints", best=1, every=7),
+        "checkpoints.best=1: no step before the last of loop.steps=60 has both a checkpoint (checkpoints.every=7)",
+    ),
+    "a best without evaluations": (
+        lambda c: with_("checkpoints", best=1)(replace(c, stages=(sft,), loop=None)),
+        "checkpoints.best=1 has no effect without the stage 'rl'",
+    ),
     "steps beyond counting": (with_("loop", steps=10**400), "loop.steps=1000"),
     "a negative seed": (lambda c: replace(c, seed=-1), "seed=-1"),
     "a stage twice": (lambda c: replace(c, stages=(sft, rl, sft)), "comes twice"),
