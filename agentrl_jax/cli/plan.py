@@ -6,6 +6,7 @@ import argparse
 import importlib.util
 import json
 import os
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,14 @@ from typing import Any
 from agentrl_jax.errors import UserError
 
 _SECONDS = 600
+# libtpu is to describe a slice, not to look for one; and a second process may have loaded it.
+ENVIRONMENT = {
+    "JAX_PLATFORMS": "cpu",
+    "TPU_SKIP_MDS_QUERY": "1",
+    "TPU_ACCELERATOR_TYPE": "v5litepod-4",
+    "TPU_WORKER_HOSTNAMES": "localhost",
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -45,6 +54,13 @@ def run(arguments: argparse.Namespace, resolved: Callable[[argparse.Namespace], 
 
     wanted = plan.request(resolved(arguments), arguments.topology, arguments.mesh)
     report = plan.by_shapes(wanted)
+    if level != "shapes":
+        from agentrl_jax.recipes import plan_levels
+
+        if level == "traced":
+            report = plan_levels.traced(wanted, report)
+        else:
+            report = plan_levels.compiled(wanted, report, _compiled(arguments))
     found = plan.search(wanted) if arguments.search or not report["fits"] else []
     report |= {"search": found if arguments.search else [], "advice": plan.advice(wanted, report, found)}
     path = Path(arguments.save) if arguments.save else _default_path(report)
@@ -58,13 +74,40 @@ def run(arguments: argparse.Namespace, resolved: Callable[[argparse.Namespace], 
     return 0 if report["fits"] else 1
 
 
+def _compiled(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Figures of the programs, from a process of its own."""
+    asked = {name: getattr(arguments, name) for name in ("config", "overrides", "topology", "mesh")}
+    asked["cache"] = str(_cache() / "compiled")
+    command = ["nice", sys.executable, "-m", "agentrl_jax.cli.plan_worker"]
+    print(f"compiling for {arguments.topology}: minutes, unless it is in the cache", file=sys.stderr)
+    try:
+        done = subprocess.run(
+            command, input=json.dumps(asked), capture_output=True, text=True, timeout=arguments.timeout, check=False,
+            env=os.environ | ENVIRONMENT,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        raise UserError(
+            f"--timeout {arguments.timeout}: not done; programs that were are kept, so run it again, or --level traced"
+        ) from None
+    if done.returncode or not done.stdout:
+        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        raise UserError(f"the compiler's process ended with code {done.returncode}: {last[:300]}")
+    found = json.loads(done.stdout)
+    if "error" in found:
+        raise UserError(found["error"])
+    return found["programs"]
+
+
 def _has_libtpu() -> bool:
     return importlib.util.find_spec("libtpu") is not None
 
 
 def _default_path(report: dict[str, Any]) -> Path:
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return cache / "agentrl" / "plans" / f"{report['config']}-{report['topology'].replace(':', '-')}.json"
+    return _cache() / f"{report['config']}-{report['topology'].replace(':', '-')}.json"
+
+
+def _cache() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "agentrl" / "plans"
 
 
 def table(report: dict[str, Any]) -> str:

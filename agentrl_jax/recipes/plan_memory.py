@@ -20,6 +20,7 @@ from agentrl_jax.kernels.kept import words
 from agentrl_jax.learner.state import LearnerState
 from agentrl_jax.models import llama, lora
 from agentrl_jax.models.lora import LoraParams, trained
+from agentrl_jax.recipes import rl, sft
 from agentrl_jax.recipes.config import Loop, PretrainedPolicy, RunConfig, Sft
 from agentrl_jax.sampler import decode
 from agentrl_jax.sampler.pages import PAGE
@@ -57,7 +58,7 @@ def parts(config: RunConfig, model: llama.LlamaConfig, mesh: Any) -> Parts:
     params = _params(config, model, mesh)
     learned = trained(params)
     here = config.external.url is None
-    state = LearnerState(params, _optimizer(learned, everywhere), _put(jnp.int32, (), everywhere))
+    state = LearnerState(params, _opt_state(config, learned, everywhere), _put(jnp.int32, (), everywhere))
     return Parts(
         state=state,
         grads=jax.tree.map(lambda leaf: _put(jnp.float32, leaf.shape, leaf.sharding), learned),
@@ -208,9 +209,9 @@ def _params(config: RunConfig, model: llama.LlamaConfig, mesh: Any) -> Any:
     return LoraParams(_place(adapted.adapters, everywhere), base, adapted.scale)
 
 
-def _optimizer(params: Any, everywhere: NamedSharding) -> Any:
-    """AdamW's state: moments lie as their parameters do."""
-    optimizer = optax.adamw(1e-3)
+def _opt_state(config: RunConfig, params: Any, everywhere: NamedSharding) -> Any:
+    """Moments lie as their parameters do."""
+    optimizer = rl.optimizer_of(config.loop) if config.loop is not None else sft.optimizer_of(settings(config))
     state = jax.eval_shape(optimizer.init, params)
     return optax.tree.map_params(
         optimizer,
