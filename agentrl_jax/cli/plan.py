@@ -50,18 +50,17 @@ def run(arguments: argparse.Namespace, resolved: Callable[[argparse.Namespace], 
         raise UserError("--level compiled needs the TPU's compiler, not a TPU: pip install -e '.[tpu]'")
     if arguments.timeout < 1:
         raise UserError(f"--timeout {arguments.timeout}: expected at least 1 second")
-    from agentrl_jax.recipes import plan
+    from agentrl_jax.recipes import plan, plan_levels
 
     wanted = plan.request(resolved(arguments), arguments.topology, arguments.mesh)
     report = plan.by_shapes(wanted)
-    if level != "shapes":
-        from agentrl_jax.recipes import plan_levels
-
-        if level == "traced":
-            report = plan_levels.traced(wanted, report)
-        else:
-            report = plan_levels.compiled(wanted, report, _compiled(arguments))
+    if level == "traced":
+        report = plan_levels.traced(wanted, report)
+    elif level == "compiled":
+        report = plan_levels.compiled(wanted, report, _compiled(arguments, [])["programs"])
     found = plan.search(wanted) if arguments.search or not report["fits"] else []
+    if level == "compiled" and arguments.search:
+        found = [*plan_levels.tried(wanted, _compiled(arguments, found)["tried"]), *found]
     report |= {"search": found if arguments.search else [], "advice": plan.advice(wanted, report, found)}
     path = Path(arguments.save) if arguments.save else _default_path(report)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -74,11 +73,11 @@ def run(arguments: argparse.Namespace, resolved: Callable[[argparse.Namespace], 
     return 0 if report["fits"] else 1
 
 
-def _compiled(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Figures of the programs, from a process of its own."""
+def _compiled(arguments: argparse.Namespace, rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Figures of the programs, or of the updates of these rows of a search, from a process of its own."""
     asked = {name: getattr(arguments, name) for name in ("config", "overrides", "topology", "mesh")}
-    asked["cache"] = str(_cache() / "compiled")
-    command = ["nice", sys.executable, "-m", "agentrl_jax.cli.plan_worker"]
+    asked |= {"cache": str(_cache() / "compiled"), "rows": rows}
+    command = [sys.executable, "-m", "agentrl_jax.cli.plan_worker"]
     print(f"compiling for {arguments.topology}: minutes, unless it is in the cache", file=sys.stderr)
     try:
         done = subprocess.run(
@@ -95,7 +94,7 @@ def _compiled(arguments: argparse.Namespace) -> dict[str, Any]:
     found = json.loads(done.stdout)
     if "error" in found:
         raise UserError(found["error"])
-    return found["programs"]
+    return found
 
 
 def _has_libtpu() -> bool:
@@ -154,13 +153,17 @@ def _speed(report: dict[str, Any]) -> list[str]:
 def _search(rows: list[dict[str, Any]]) -> list[str]:
     if not rows:
         return []
-    lines = ["", "tried (by shapes):", "  data fsdp tensor micro_rows  remat  peak GiB  step s"]
+    lines = [
+        "",
+        "tried, by shapes but where it says otherwise:",
+        "  data fsdp tensor micro_rows  remat  peak GiB  step s",
+    ]
     for row in rows:
         data, fsdp, tensor = row["mesh"].values()
         fits = "" if row["fits"] else "  does not fit"
         lines.append(
             f"  {data:>4} {fsdp:>4} {tensor:>6} {row['micro_rows']:>10}  {row['remat'] or 'none'!s:>5}  "
-            f"{row['peak_gib']:>8.2f}  {row['step_s']:.3f}{fits}"
+            f"{row['peak_gib']:>8.2f}  {row['step_s']:.3f}{fits} {row.get('by', '')}".rstrip()
         )
     return lines
 

@@ -34,6 +34,8 @@ def _compile(asked: dict[str, Any]) -> dict[str, Any]:
     with (cache / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         wanted = plan.request(config, asked["topology"], asked["mesh"])
+        if asked["rows"]:
+            return {"tried": plan_compile.try_each(wanted, asked["rows"], cache)}
         return {"programs": plan_compile.compile_all(wanted, cache)}
 
 

@@ -88,14 +88,36 @@ def _loops(operation: Operation, computations: dict[str, list[Operation]], trips
     """How often a loop runs: by its own word, else by the constant that its condition counts up to, else `trips`."""
     if known := _TRIPS.search(operation.text):
         return int(known[1])
-    condition = re.search(r"condition=%?([\w.\-]+)", operation.text)
-    steps = computations.get(condition[1], []) if condition else []
-    constants = {step.name: step.text for step in steps if step.kind == "constant"}
-    compared = [step for step in steps if step.kind == "compare" and "direction=LT" in step.text]
-    for name in compared[0].operands if len(compared) == 1 else ():
-        if name in constants and (value := re.search(r"constant\((\d+)\)", constants[name])):
-            return int(value[1])
-    return trips
+    steps = _named(operation, "condition", computations)
+    compared = [step for step in steps.values() if step.kind == "compare" and "direction=LT" in step.text]
+    if len(compared) != 1 or len(compared[0].operands) != 2:
+        return trips
+    counter, end = (steps.get(name) for name in compared[0].operands)
+    if end is None or end.kind != "constant":
+        return trips
+    return -(-_constant(end) // _stride(counter, _named(operation, "body", computations)))
+
+
+def _named(operation: Operation, attribute: str, computations: dict[str, list[Operation]]) -> dict[str, Operation]:
+    """The operations of the computation that a loop calls its condition, or its body."""
+    found = re.search(rf"{attribute}=%?([\w.\-]+)", operation.text)
+    return {step.name: step for step in computations.get(found[1], [])} if found else {}
+
+
+def _stride(counter: Operation | None, body: dict[str, Operation]) -> int:
+    """By how much the body raises the counter: 2 where the compiler has unrolled it once."""
+    place = re.search(r"index=(\d+)", counter.text) if counter is not None else None
+    root = next((step for step in body.values() if "ROOT" in step.text and step.kind == "tuple"), None)
+    if place is None or root is None or int(place[1]) >= len(root.operands):
+        return 1
+    raised = body.get(root.operands[int(place[1])])
+    added = [body[name] for name in raised.operands if name in body] if raised and raised.kind == "add" else []
+    return next((_constant(step) for step in added if step.kind == "constant"), 1)
+
+
+def _constant(step: Operation) -> int:
+    found = re.search(r"constant\((\d+)\)", step.text)
+    return max(1, int(found[1])) if found else 1
 
 
 class Collective(NamedTuple):

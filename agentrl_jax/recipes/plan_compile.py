@@ -21,7 +21,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from agentrl_jax.recipes import hlo
-from agentrl_jax.recipes.plan import Request
+from agentrl_jax.recipes.plan import Request, with_settings
 from agentrl_jax.recipes.plan_programs import Program, programs
 from agentrl_jax.sharding import AXES
 
@@ -36,6 +36,19 @@ def compile_all(wanted: Request, cache: Path, *, only: tuple[str, ...] = ()) -> 
         if not only or program.name in only:
             found[program.name] = _cached(program, wanted, cache)
     return found
+
+
+def try_each(wanted: Request, rows: list[dict[str, Any]], cache: Path, most: int = 3) -> list[dict[str, Any]]:
+    """The update of the first rows of `plan.search` compiled, up to one that the compiler takes; what does not fit is
+    refused in seconds."""
+    tried: list[dict[str, Any]] = []
+    for row in rows[:most]:
+        config = with_settings(wanted.config, row["micro_rows"], row["remat"])
+        figures = compile_all(wanted._replace(config=config, mesh=row["mesh"]), cache, only=("update",))["update"]
+        tried.append(row | {"figures": figures})
+        if not figures["oom"]:
+            break
+    return tried
 
 
 def topology_mesh(name: str, sizes: Mapping[str, int]) -> Mesh:

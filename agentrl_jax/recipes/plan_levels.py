@@ -52,6 +52,18 @@ def compiled(wanted: Request, report: dict[str, Any], found: dict[str, dict[str,
     return report | {"warnings": [*report["warnings"], *traps(wanted, learned)]}
 
 
+def tried(wanted: Request, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What `plan_compile.try_each` found, as rows of `plan.search`."""
+    found = []
+    for row in rows:
+        config = shapes.with_settings(wanted.config, row["micro_rows"], row["remat"])
+        changed = wanted._replace(config=config, mesh=row["mesh"])
+        report = compiled(changed, shapes.by_shapes(changed), {"update": row["figures"]})
+        kept = {name: value for name, value in row.items() if name != "figures"}
+        found.append(kept | {name: report[name] for name in ("fits", "peak_gib", "headroom_gib")} | {"by": "compiled"})
+    return found
+
+
 def _programs(report: dict[str, Any], found: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
     resident = {row["what"]: row["gib"] for row in report["resident"]}
     base, rows = sum(resident.values()), []

@@ -127,6 +127,34 @@ def test_replica_groups_are_read_in_every_way_they_are_written(groups, size):
     assert hlo.exchanges(text, 8) == [hlo.Collective("all-reduce", size, 16, 1)]
 
 
+@pytest.mark.parametrize(("stride", "trips"), [(1, 8), (2, 4)])
+def test_a_loop_runs_up_to_the_constant_of_its_condition_by_the_stride_of_its_body(stride, trips):
+    text = f"""%body (p: (s32[], f32[4])) -> (s32[], f32[4]) {{
+  %p = (s32[], f32[4]{{0}}) parameter(0)
+  %i = s32[] get-tuple-element(%p), index=0
+  %x = f32[4]{{0}} get-tuple-element(%p), index=1
+  %c = s32[] constant({stride})
+  %next = s32[] add(%i, %c)
+  %r = f32[4]{{0}} all-reduce(%x), channel_id=1, replica_groups={{}}, to_apply=%add
+  ROOT %t = (s32[], f32[4]{{0}}) tuple(%next, %r)
+}}
+
+%condition (p: (s32[], f32[4])) -> pred[] {{
+  %p = (s32[], f32[4]{{0}}) parameter(0)
+  %i = s32[] get-tuple-element(%p), index=0
+  %n = s32[] constant(8)
+  ROOT %lt = pred[] compare(%i, %n), direction=LT
+}}
+
+ENTRY %main (p: (s32[], f32[4])) -> (s32[], f32[4]) {{
+  %p = (s32[], f32[4]{{0}}) parameter(0)
+  ROOT %w = (s32[], f32[4]{{0}}) while(%p), condition=%condition, body=%body
+}}
+"""
+    (found,) = hlo.exchanges(text, 8, trips=100)
+    assert found.count == trips
+
+
 def test_a_window_that_lies_mostly_outside_is_no_work():
     """How a TPU's compiler writes [5, 64] x [16, 8, 64] -> [16, 5, 8]."""
     text = """ENTRY %main (a: f32[5,1,64], b: f32[16,8,64]) -> f32[5,16,8] {
