@@ -12,7 +12,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 AXES = ("data", "fsdp", "tensor", "expert")
 
@@ -69,6 +69,43 @@ def shardings(mesh: Mesh, logical_tree: Any, rules: Rules = RULES) -> Any:
     return jax.tree.map(
         lambda names: NamedSharding(mesh, spec(names, rules)), logical_tree, is_leaf=lambda x: isinstance(x, tuple)
     )
+
+
+def gathered(x: Any, logical: Sequence[str | None], dtype: Any, rules: Rules = RULES) -> Any:
+    """A parameter in `dtype`, whole along `fsdp`; the array itself where its mesh has no such axis.
+
+    Said at the top of a layer, it makes one all-gather of each weight. Left unsaid, a compiler may split the product
+    instead into a ring of slivers with a permutation between each two: 13,860 of them in a step of a 0.6 B model on 16
+    chips, and twice the time. Cast first, so that half of the bytes travel.
+    """
+    mesh = _automatic_mesh(x)
+    if mesh is None or mesh.shape.get("fsdp", 1) == 1:
+        return x
+    split = spec(logical, rules)
+    whole = PartitionSpec(*(_without(axes, "fsdp") for axes in split))
+    x = jax.lax.with_sharding_constraint(x.astype(dtype), NamedSharding(mesh, split))
+    return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, whole))
+
+
+def by_rows(x: Any) -> Any:
+    """Activations [B, ...] split by rows alone; the array itself where no mesh shards parameters."""
+    mesh = _automatic_mesh(x)
+    if mesh is None or mesh.shape.get("fsdp", 1) * mesh.shape.get("tensor", 1) == 1:
+        return x
+    count = np.prod([mesh.shape[axis] for axis in axes_of("rows")])
+    return x if x.shape[0] % count else jax.lax.with_sharding_constraint(x, NamedSharding(mesh, spec(("rows",))))
+
+
+def _automatic_mesh(x: Any) -> Any:
+    """The mesh that x lies on, where the compiler decides how; None without one, and inside `shard_map`."""
+    mesh = jax.typeof(x).sharding.mesh
+    automatic = all(kind == AxisType.Auto for kind in mesh.axis_types)
+    return mesh if set(AXES) <= set(mesh.axis_names) and automatic else None
+
+
+def _without(axes: Any, axis: str) -> Any:
+    kept = tuple(a for a in ((axes,) if isinstance(axes, str) else axes or ()) if a != axis)
+    return kept[0] if len(kept) == 1 else kept or None
 
 
 def rows(mesh: Mesh) -> NamedSharding:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from agentrl_jax import __version__
-from agentrl_jax.cli import bench, environments, serve, triage
+from agentrl_jax.cli import bench, environments, plan, serve, triage
 from agentrl_jax.errors import UserError
 
 USER_ERROR, DIVERGED, SIGNALLED = 2, 1, 128
@@ -73,6 +73,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     triage.add_arguments(command("triage", triage.run, "Say who is answerable for a run's failed episodes."))
     config = command("config", _config, "Describe a config as JSON.", overrides=True)
     config.add_argument("config", metavar="CONFIG", help="a Python file that defines config()")
+    plan.add_arguments(command("plan", _plan, "Say whether a config fits a TPU slice, and how fast.", overrides=True))
     export = command("export", _export, "Write a checkpoint of a run as a Hugging Face directory.")
     export.add_argument("run_dir", metavar="RUN_DIR", help="a run directory, such as runs/quickstart")
     export.add_argument("destination", metavar="DST", help="the directory to make")
@@ -179,6 +180,10 @@ def _config(arguments: argparse.Namespace) -> int:
 
     _print_json(describe(_resolved(arguments)))
     return 0
+
+
+def _plan(arguments: argparse.Namespace) -> int:
+    return plan.run(arguments, _resolved)
 
 
 def _pull(arguments: argparse.Namespace) -> int:

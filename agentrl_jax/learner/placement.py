@@ -28,15 +28,22 @@ class Placed:
         donate: tuple[int, ...] = (),
         static: tuple[int, ...] = (),
     ) -> None:
-        self._function, self._placement, self._donate, self._static = function, placement, donate, static
+        self.function, self._placement, self._donate, self._static = function, placement, donate, static
         self._jitted: Any = None
 
     def __call__(self, *args: Any) -> Any:
+        return self._made_for(args)(*args)
+
+    def trace(self, *args: Any) -> Any:
+        """What `jax.jit(...).trace` gives for arrays, or for shapes that say where arrays would lie."""
+        return self._made_for(args).trace(*args)
+
+    def _made_for(self, args: tuple[Any, ...]) -> Any:
         if self._jitted is None:
             on_mesh = beside(args[0]) is not None
             options: dict[str, Any] = {"out_shardings": self._placement(*args)} if on_mesh else {}
-            self._jitted = jax.jit(self._function, donate_argnums=self._donate, static_argnums=self._static, **options)
-        return self._jitted(*args)
+            self._jitted = jax.jit(self.function, donate_argnums=self._donate, static_argnums=self._static, **options)
+        return self._jitted
 
     def size(self) -> int:
         """How many times it was compiled."""
@@ -77,5 +84,5 @@ def slice_rows(batch: TokenBatch, start: Array, count: int, rows: NamedSharding 
     if count < 1 or total % count:
         raise ValueError(f"micro_rows: expected a divisor of the batch's {total} rows, got {count}")
     part = jax.tree.map(lambda field: lax.dynamic_slice_in_dim(field, start, count), batch)
-    spreads = rows is not None and count % rows.mesh.size == 0
+    spreads = rows is not None and count % (total // rows.shard_shape((total,))[0]) == 0
     return lax.with_sharding_constraint(part, rows) if spreads else part

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jax import Array, lax
 from jax.sharding import NamedSharding
@@ -13,7 +14,7 @@ from agentrl_jax.batch import TokenBatch
 from agentrl_jax.kernels.fused_loss import logprob_loss
 from agentrl_jax.kernels.locality import is_token_local
 from agentrl_jax.kernels.logprobs import token_logprobs
-from agentrl_jax.learner.placement import Placed, put_row, rows_sharding, slice_rows
+from agentrl_jax.learner.placement import Placed, beside, put_row, rows_sharding, slice_rows
 from agentrl_jax.rl.types import Loss, Metrics
 
 HiddenFn = Callable[[Any, Array, Array, Array], Array]  # (params, tokens, positions, subtree_ends) -> [B, T, D]
@@ -80,6 +81,13 @@ class Score:
         for row in starts:
             scores = self._piece(params, scores, batch, put_row(row, params), rows_sharding(batch))
         return scores
+
+    def traced(self, params: Any, batch: TokenBatch) -> Any:
+        """`jax.stages.Traced` of one micro-batch for shapes that say where their arrays would lie."""
+        batch = batch._replace(old_logprobs=None, ref_logprobs=None, values=None, returns=None)
+        scores = jax.ShapeDtypeStruct(batch.tokens.shape, jnp.float32, sharding=batch.action_mask.sharding)
+        row = jax.ShapeDtypeStruct((), jnp.int32, sharding=beside(params))
+        return self._piece.trace(params, scores, batch, row, rows_sharding(batch))
 
     def cache_sizes(self) -> dict[str, int]:
         """How many times each function was compiled; more than 1 is a defect."""

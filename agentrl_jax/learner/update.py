@@ -78,6 +78,18 @@ class Update:
             acc = self.accumulate(state.params, acc, batch, row)
         return self.apply(state, acc)
 
+    def traced(self, state: LearnerState, batch: TokenBatch) -> dict[str, Any]:
+        """`jax.stages.Traced` of `accumulate` and `apply` for shapes that say where their arrays would lie."""
+        learned, aside = trained(state.params), beside(state.params)
+        grads, *rest = jax.eval_shape(self._start.function, learned)
+        grads = jax.tree.map(lambda g, p: jax.ShapeDtypeStruct(g.shape, g.dtype, sharding=p.sharding), grads, learned)
+        rest = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=aside), rest)
+        acc, row = Accumulator(grads, *rest), jax.ShapeDtypeStruct((), jnp.int32, sharding=aside)
+        return {
+            "accumulate": self._accumulate.trace(state.params, acc, batch, row, rows_sharding(batch)),
+            "apply": self._apply.trace(state._replace(params=learned), acc),
+        }
+
     def cache_sizes(self) -> dict[str, int]:
         """How many times each function was compiled; more than 1 is a defect."""
         return {"start": self._start.size(), "accumulate": self._accumulate.size(), "apply": self._apply.size()}

@@ -17,7 +17,7 @@ from agentrl_jax.kernels.attention import forest_attention
 from agentrl_jax.models import layers, rotary
 from agentrl_jax.models.config import DecoderConfig, RopeScaling, layer_parameters, top_parameters
 from agentrl_jax.models.rotary import Rotation
-from agentrl_jax.sharding import axes_of
+from agentrl_jax.sharding import axes_of, by_rows, gathered
 
 __all__ = [
     "DecoderConfig", "Params", "RopeScaling", "hidden", "init", "logical_axes", "param_count", "shapes",
@@ -55,6 +55,7 @@ class Block(nn.Module):
             name: self.param(name, _initializer(name, cfg), shape, jnp.dtype(cfg.param_dtype)).astype(dtype)
             for name, (shape, _) in layer_parameters(cfg).items()
         }
+        p = {name: gathered(p[name], axes, dtype) for name, (_, axes) in layer_parameters(cfg).items()}
         kind, window = differences
         rotation = tables[0] if kind is None else jax.tree.map(lambda a, b: jnp.where(kind == 0, a, b), *tables)
 
@@ -79,7 +80,8 @@ class Decoder(nn.Module):
             name: self.param(name, _top_initializer(name, cfg), shape, jnp.dtype(cfg.param_dtype))
             for name, (shape, _) in top_parameters(cfg).items()
         }
-        x = layers.embed(cfg, top["embedding"], tokens)
+        axes = top_parameters(cfg)["embedding"][1]
+        x = by_rows(layers.embed(cfg, gathered(top["embedding"], axes, cfg.compute_dtype), tokens))
         unrolled = cfg.layers <= _SHALLOW
         stack = nn.scan(
             _remat(self.remat, unrolled), variable_axes={"params": 0}, split_rngs={"params": True},

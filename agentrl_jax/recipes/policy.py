@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import tokenizers
 
+from agentrl_jax import sharding
 from agentrl_jax.errors import UserError
 from agentrl_jax.learner.score import Scorer
 from agentrl_jax.models import llama, lora
@@ -79,12 +80,19 @@ def _describe_tiny(config: RunConfig, size: TinyPolicy, suite: Suite) -> Policy:
 
 def scorer(config: RunConfig, policy: Policy) -> Scorer:
     """The policy as a loss sees it, adapters attached."""
-    model, remat = policy.model, config.remat
+    return scorer_of(config, policy.model)
+
+
+def scorer_of(config: RunConfig, model: llama.LlamaConfig) -> Scorer:
+    """`scorer` of a model alone."""
+    remat = config.remat
     return Scorer(
         lambda params, tokens, positions, ends: llama.hidden(
             model, lora.attached(params), tokens, positions, ends, remat
         ),
-        lambda params: llama.unembedding(model, lora.attached(params)),
+        lambda params: sharding.gathered(
+            llama.unembedding(model, lora.attached(params)), ("vocab", "width"), model.compute_dtype
+        ),
         temperature=config.rollout.temperature,
         chunk=config.logprob_chunk,
         soft_cap=model.final_soft_cap,

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 from agentrl_jax.batch import TokenBatch
 from agentrl_jax.errors import UserError
 from agentrl_jax.learner.optimizers import adamw
-from agentrl_jax.learner.score import make_score
-from agentrl_jax.learner.update import make_update
+from agentrl_jax.learner.score import Scorer, make_score
+from agentrl_jax.learner.update import Update, make_update
 from agentrl_jax.recipes.evaluate import evaluate, measure
 from agentrl_jax.recipes.guards import refuse_broken, refuse_thin
 from agentrl_jax.rl.objective import assign, policy_loss
@@ -47,23 +48,8 @@ def rl(run: Run) -> None:
     """The stage. Each step: `tasks` x `group` episodes with the published policy, one batch, one publication."""
     loop = run.config.loop
     assert loop is not None
-    objective = loop.objective
-    optimizer = adamw(
-        loop.learning_rate,
-        warmup=loop.warmup,
-        total=loop.steps * loop.updates_per_batch,
-        schedule=loop.schedule,
-        weight_decay=loop.weight_decay,
-        max_grad_norm=loop.max_grad_norm,
-    )
-    needs_entropy = objective.entropy_coef != 0.0
-    update = make_update(
-        run.scorer,
-        lambda logprobs, entropy, batch: policy_loss(objective, logprobs, entropy, batch),
-        optimizer,
-        micro_rows=loop.micro_rows,
-        needs_entropy=needs_entropy,
-    )
+    objective, optimizer = loop.objective, optimizer_of(loop)
+    update = update_of(loop, run.scorer)
     credit, score = make_credit(loop), make_score(run.scorer, micro_rows=loop.micro_rows)
     state, start = run.begin(optimizer, reference=objective.kl is not None)
 
@@ -98,6 +84,30 @@ def rl(run: Run) -> None:
             run.evaluated(evaluate_now(run))
         run.record(row, done=step + 1 == loop.steps)
     run.assert_compiled_once(update, credit, score)
+
+
+def optimizer_of(loop: Loop) -> optax.GradientTransformation:
+    """What applies the gradients of the stage."""
+    return adamw(
+        loop.learning_rate,
+        warmup=loop.warmup,
+        total=loop.steps * loop.updates_per_batch,
+        schedule=loop.schedule,
+        weight_decay=loop.weight_decay,
+        max_grad_norm=loop.max_grad_norm,
+    )
+
+
+def update_of(loop: Loop, scorer: Scorer) -> Update:
+    """The stage's optimisation step."""
+    objective = loop.objective
+    return make_update(
+        scorer,
+        lambda logprobs, entropy, batch: policy_loss(objective, logprobs, entropy, batch),
+        optimizer_of(loop),
+        micro_rows=loop.micro_rows,
+        needs_entropy=objective.entropy_coef != 0.0,
+    )
 
 
 def plan_step(seed: int, step: int, loop: Loop, tasks: Sequence[Task]) -> list[EpisodePlan]:

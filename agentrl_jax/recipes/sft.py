@@ -6,10 +6,12 @@ from typing import TYPE_CHECKING
 
 import jax
 import numpy as np
+import optax
 
 from agentrl_jax.batch import TokenBatch
 from agentrl_jax.learner.optimizers import adamw
-from agentrl_jax.learner.update import make_update
+from agentrl_jax.learner.score import Scorer
+from agentrl_jax.learner.update import Update, make_update
 from agentrl_jax.recipes.demonstrations import open_stores, order, packed, read_all, rename, take, token_ids
 from agentrl_jax.recipes.evaluate import evaluate
 from agentrl_jax.rl.imitation import imitation_loss
@@ -31,15 +33,7 @@ def sft(run: Run) -> None:
         stored = read_all(run.config, stores)
         data = packed(run.config.environment, run.policy.renderer, settings, run.config.seed, stored)
     handles = renamed_handles(run, settings)
-    optimizer = adamw(
-        settings.learning_rate,
-        warmup=settings.warmup,
-        total=settings.steps,
-        schedule=settings.schedule,
-        weight_decay=settings.weight_decay,
-        max_grad_norm=settings.max_grad_norm,
-    )
-    update = make_update(run.scorer, imitation_loss, optimizer, micro_rows=settings.micro_rows, needs_entropy=False)
+    optimizer, update = optimizer_of(settings), update_of(settings, run.scorer)
     state, start = run.begin(optimizer)
     done = run.stage_done
     for step in range(start, settings.steps):
@@ -56,6 +50,25 @@ def sft(run: Run) -> None:
             done = found >= settings.until_success
         run.record(row, done=done or step + 1 == settings.steps)
     run.assert_compiled_once(update)
+
+
+def optimizer_of(settings: Sft) -> optax.GradientTransformation:
+    """What applies the gradients of the stage."""
+    return adamw(
+        settings.learning_rate,
+        warmup=settings.warmup,
+        total=settings.steps,
+        schedule=settings.schedule,
+        weight_decay=settings.weight_decay,
+        max_grad_norm=settings.max_grad_norm,
+    )
+
+
+def update_of(settings: Sft, scorer: Scorer) -> Update:
+    """The stage's optimisation step."""
+    return make_update(
+        scorer, imitation_loss, optimizer_of(settings), micro_rows=settings.micro_rows, needs_entropy=False
+    )
 
 
 def check(run: Run, settings: Sft) -> float:

@@ -11,7 +11,8 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from agentrl_jax.kernels.attention import forest_attention
-from benchmarks import hlo, loss
+from agentrl_jax.recipes import hlo
+from benchmarks import loss
 
 pytestmark = [
     pytest.mark.slow,

@@ -8,7 +8,8 @@ import pytest
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from benchmarks import hlo, loss
+from agentrl_jax.recipes import hlo
+from benchmarks import loss
 
 pytestmark = [
     pytest.mark.slow,

@@ -1,0 +1,240 @@
+"""Does a run fit on a TPU slice, and how fast can it go? Said before the slice is rented, from any machine.
+
+Three levels, each with all that the one before says: `shapes` (arithmetic on shapes and sharding rules), `traced` (the
+programs as JAX traces them, their matrix products counted), `compiled` (by the TPU's own compiler, without a TPU).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from agentrl_jax.errors import UserError
+from agentrl_jax.models import llama
+from agentrl_jax.models.families import family_of
+from agentrl_jax.recipes import plan_memory as memory
+from agentrl_jax.recipes import plan_time as timing
+from agentrl_jax.recipes import policy as policies
+from agentrl_jax.recipes.config import PretrainedPolicy, RunConfig
+from agentrl_jax.recipes.plan_memory import GIB
+from agentrl_jax.recipes.plan_topology import Topology, parse_mesh, parse_topology, spans_torus
+from agentrl_jax.runtime.tensor_files import read_json
+
+LEVELS = ("shapes", "traced", "compiled")
+_REMATS = (False, "full")
+
+
+class Request(NamedTuple):
+    """What is planned: a checked config, its model, a slice, and how the mesh lies on it."""
+
+    config: RunConfig
+    model: llama.LlamaConfig
+    topology: Topology
+    mesh: dict[str, int]
+
+
+def request(config: RunConfig, topology: str, mesh: str | None) -> Request:
+    """Raises `UserError` for a topology or a mesh that cannot be. Of a pretrained policy only config.json is read."""
+    slice_ = parse_topology(topology)
+    return Request(config, model_of(config), slice_, parse_mesh(mesh, slice_.devices))
+
+
+def model_of(config: RunConfig) -> llama.LlamaConfig:
+    """The architecture of a config's policy; a pretrained one needs neither its weights nor its tokenizer here."""
+    if not isinstance(config.policy, PretrainedPolicy):
+        return policies.describe(config, config.environment.load()).model
+    path = policies.pretrained_directory(config.policy) / "config.json"
+    raw = read_json(path)
+    family = family_of(raw.get("model_type"), str(path))
+    return replace(family.config_from_json(raw, str(path)), compute_dtype=config.policy.compute_dtype)
+
+
+def by_shapes(wanted: Request, found: memory.Parts | None = None) -> dict[str, Any]:
+    """The plan that shapes and sharding rules alone give. `found`: the arrays, where they are known already."""
+    config, model, topology, sizes = wanted
+    mesh = memory.abstract_mesh(sizes)
+    _check_rows(wanted)
+    found = found or memory.parts(config, model, mesh)
+    resident = memory.resident(found)
+    base = sum(part.bytes for part in resident)
+    needs = memory.transient(config, model, mesh, found)
+    programs = [
+        {"program": name, "gib": round((base + extra) / GIB, 3), "own_gib": round(extra / GIB, 3), "by": "shapes"}
+        for name, extra in needs.items()
+    ]
+    report = {
+        "config": config.name, "topology": topology.name, "level": "shapes",
+        "devices": topology.devices, "chips": topology.chips, "mesh": sizes,
+        "parameters": llama.param_count(model),
+        "resident": [{"what": part.name, "gib": round(part.bytes / GIB, 3)} for part in resident],
+        "programs": programs,
+        "largest": [{"array": name, "gib": round(size / GIB, 3)} for name, size in memory.largest(resident)],
+        "warnings": warnings(wanted),
+    }  # fmt: skip
+    report |= fit(report, topology)
+    return report | speed(wanted)
+
+
+def fit(report: dict[str, Any], topology: Topology) -> dict[str, Any]:
+    """Whether the program with the highest peak leaves room, all that is resident counted."""
+    peak, limit = max(row["gib"] for row in report["programs"]), topology.chip.gib
+    return {
+        "fits": peak <= limit, "peak_gib": peak, "limit_gib": limit, "headroom_gib": round(limit - peak, 3),
+    }  # fmt: skip
+
+
+def speed(
+    wanted: Request, executed: float | None = None, moved: dict[str, float] | None = None, cycles_s: float | None = None
+) -> dict[str, Any]:
+    """Work and time of a step whose rows are all full. `executed`: counted matmul operations, attention left out."""
+    config, model, topology, _ = wanted
+    shape = steps(config)
+    tokens = shape.rows * shape.width
+    remat = config.remat not in (False, "none")
+    found = timing.work(model, tokens, shape.width, remat=remat, updates=shape.updates, scores=shape.scores)
+    if executed is not None:
+        found = found._replace(matmul=executed)
+    link = timing.link_seconds(topology, moved or bytes_moved(wanted))
+    bracket = timing.bracket(topology, found, tokens, link, cycles_s)
+    flops = {
+        "executed_tflop": round(found.matmul / 1e12, 3), "attention_tflop": round(found.attention / 1e12, 3),
+        "ideal_tflop": round(found.ideal / 1e12, 3),
+        "executed_over_ideal": round((found.matmul + found.attention) / found.ideal, 3),
+    }  # fmt: skip
+    counted = {"flops_by": "formula" if executed is None else "counted", "link_s": round(link, 4)}
+    return {"tokens_a_step": tokens, **flops, **counted, "step_s": timing.to_json(bracket)}
+
+
+class Steps(NamedTuple):
+    """What one step of the learner runs over: full rows, gradients and scores of each."""
+
+    rows: int
+    width: int
+    micro: int  # micro-batches
+    updates: int
+    scores: int
+
+
+def steps(config: RunConfig) -> Steps:
+    stage, rows = memory.settings(config), memory.batch_rows(config)
+    loop = config.loop
+    if loop is None:
+        return Steps(rows, stage.width, rows // stage.micro_rows, 1, 0)
+    scores = memory.rescored(loop) + (loop.objective.kl is not None)
+    return Steps(rows, stage.width, rows // stage.micro_rows, loop.updates_per_batch, scores)
+
+
+def bytes_moved(wanted: Request) -> dict[str, float]:
+    """Bytes a device takes part in moving during a step, by collective, from the sharding rules."""
+    config, model, _, sizes = wanted
+    shape, count = steps(config), llama.param_count(model) / sizes["tensor"]
+    itemsize = 2 if model.compute_dtype == "bfloat16" else 4
+    passes = shape.micro * shape.updates
+    moved = {"all-reduce": 4.0 * count * passes if sizes["data"] * sizes["fsdp"] > 1 else 0.0, "all-gather": 0.0}
+    if sizes["fsdp"] > 1:
+        moved["all-gather"] = itemsize * count * (2 * passes + shape.micro * shape.scores)
+    if sizes["tensor"] > 1:
+        tokens = shape.rows * shape.width / (sizes["data"] * sizes["fsdp"])
+        moved["all-reduce"] += 4.0 * tokens * model.width * itemsize * model.layers * shape.updates
+    return moved
+
+
+def warnings(wanted: Request) -> list[str]:
+    """What is known to cost memory or time, found without compiling."""
+    _, model, topology, mesh = wanted
+    found = []
+    if mesh["fsdp"] * mesh["tensor"] > 1:
+        found.append("agentrl train keeps parameters whole on every device (--mesh data=N); this mesh is planned only")
+    if spans_torus(topology, mesh):
+        found.append(
+            f"one fsdp axis spans the whole 3-D torus: weights are gathered by all-reduces of twice the bytes; "
+            f"take data={topology.shape[0]},fsdp={topology.devices // topology.shape[0]}"
+        )
+    if model.kv_heads % mesh["tensor"]:
+        found.append(f"tensor={mesh['tensor']} does not divide kv_heads={model.kv_heads}")
+    if model.compute_dtype == "float32":
+        found.append("policy.compute_dtype='float32': matrix units work in bfloat16, f32 takes several passes")
+    if model.head_width <= 128 and topology.kind in ("v6e", "tpu7x"):
+        found.append(
+            f"heads {model.head_width} wide fill at most half of this chip's 256-wide matrix units in attention"
+        )
+    return found
+
+
+def _check_rows(wanted: Request) -> None:
+    stage, shares = memory.settings(wanted.config), wanted.mesh["data"] * wanted.mesh["fsdp"]
+    name = "loop" if wanted.config.loop is not None else "sft"
+    if stage.micro_rows % shares:
+        raise UserError(
+            f"{name}.micro_rows={stage.micro_rows} does not divide over data x fsdp = {shares} devices, which would "
+            f"repeat each other's work: set {name}.micro_rows={shares * max(1, stage.micro_rows // shares)}, or --mesh"
+        )
+
+
+def search(wanted: Request, count: int = 8) -> list[dict[str, Any]]:
+    """Meshes, micro-batches and remat policies, by shapes: those that fit, fastest first, then what is nearest to it.
+
+    Rows of a step stay as they are.
+    """
+    rows = []
+    for mesh in _meshes(wanted.topology.devices, wanted.model.kv_heads):
+        try:  # micro-batches and remat change no array that stays
+            arrays = memory.parts(wanted.config, wanted.model, memory.abstract_mesh(mesh))
+        except UserError:
+            continue
+        for config in _settings(wanted.config, mesh["data"] * mesh["fsdp"]):
+            found = by_shapes(wanted._replace(config=config, mesh=mesh), arrays)
+            row = {"mesh": mesh, "micro_rows": memory.settings(config).micro_rows, "remat": config.remat}
+            row |= {name: found[name] for name in ("fits", "peak_gib", "headroom_gib")}
+            rows.append(
+                row | {"step_s": round(found["step_s"]["point"], 4), "torus": spans_torus(wanted.topology, mesh)}
+            )
+    rows.sort(key=lambda r: (not r["fits"], r["torus"], r["step_s"] if r["fits"] else r["peak_gib"], r["peak_gib"]))
+    return rows[:count]
+
+
+def _settings(config: RunConfig, shares: int) -> Iterator[RunConfig]:
+    """Micro-batches that give each of `shares` devices whole rows, with and without remat."""
+    total = memory.batch_rows(config)
+    for micro in (n for n in range(shares, total + 1, shares) if total % n == 0):
+        for remat in _REMATS:
+            yield with_settings(config, micro, remat)
+
+
+def with_settings(config: RunConfig, micro_rows: int, remat: Any) -> RunConfig:
+    """The config with other micro-batches and remat."""
+    parts = {"loop": config.loop} if config.loop is not None else {"sft": config.sft}
+    changed = {name: replace(part, micro_rows=micro_rows) for name, part in parts.items() if part is not None}
+    return replace(config, remat=remat, **changed)
+
+
+def _meshes(devices: int, most_tensor: int) -> Iterator[dict[str, int]]:
+    for tensor in (n for n in (1, 2, 4, 8) if n <= most_tensor and devices % n == 0):
+        rest = devices // tensor
+        for fsdp in (n for n in range(1, rest + 1) if rest % n == 0):
+            yield {"data": rest // fsdp, "fsdp": fsdp, "tensor": tensor}
+
+
+def advice(wanted: Request, report: dict[str, Any], found: list[dict[str, Any]]) -> list[str]:
+    """What to change where it does not fit; nothing where it does."""
+    if report["fits"]:
+        return []
+    fitting = [row for row in found if row["fits"]]
+    if fitting:
+        best = fitting[0]
+        stage = "loop" if wanted.config.loop is not None else "sft"
+        mesh = ",".join(f"{axis}={size}" for axis, size in best["mesh"].items() if size > 1) or "data=1"
+        return [f"--mesh {mesh} {stage}.micro_rows={best['micro_rows']} remat={best['remat']}: {best['peak_gib']} GiB"]
+    whole = max(report["resident"], key=lambda row: row["gib"])
+    slots = wanted.config.rollout.slots
+    if whole["what"] == "KV pages" and (fewer := int(slots * (1 + report["headroom_gib"] / whole["gib"]) * 0.95)) > 0:
+        return [f"rollout.slots={fewer}: every device holds the pages of all {slots} slots, {whole['gib']} GiB"]
+    return [
+        f"nothing tried fits: {whole['what']} takes {whole['gib']} GiB of {report['limit_gib']}; more or larger chips"
+    ]
+
+
+def dominant(report: dict[str, Any]) -> str:
+    """The program with the highest peak."""
+    return max(report["programs"], key=lambda row: row["gib"])["program"]

@@ -1,0 +1,135 @@
+"""The programs of a run compiled for a TPU slice that is not here, one after another, each kept in the user's cache.
+
+Meant for a process of its own (`cli.plan` starts one): libtpu is loaded, wants settings of its own, and may be stopped.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import json
+import os
+import re
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from agentrl_jax.recipes import hlo
+from agentrl_jax.recipes.plan import Request, with_settings
+from agentrl_jax.recipes.plan_programs import Program, programs
+from agentrl_jax.sharding import AXES
+
+_FORMAT = 1  # of what is cached
+
+
+def compile_all(wanted: Request, cache: Path, *, only: tuple[str, ...] = ()) -> dict[str, dict[str, Any]]:
+    """Figures of every program by name; those that the cache holds are not compiled again."""
+    mesh = topology_mesh(wanted.topology.name, wanted.mesh)
+    found = {}
+    for program in programs(wanted.config, wanted.model, mesh):
+        if not only or program.name in only:
+            found[program.name] = _cached(program, wanted, cache)
+    return found
+
+
+def try_each(wanted: Request, rows: list[dict[str, Any]], cache: Path, most: int = 3) -> list[dict[str, Any]]:
+    """The update of the first rows of `plan.search` compiled, up to one that the compiler takes; what does not fit is
+    refused in seconds."""
+    tried: list[dict[str, Any]] = []
+    for row in rows[:most]:
+        config = with_settings(wanted.config, row["micro_rows"], row["remat"])
+        figures = compile_all(wanted._replace(config=config, mesh=row["mesh"]), cache, only=("update",))["update"]
+        tried.append(row | {"figures": figures})
+        if not figures["oom"]:
+            break
+    return tried
+
+
+def topology_mesh(name: str, sizes: Mapping[str, int]) -> Mesh:
+    """A mesh over the devices of a described slice, laid out as its torus lies."""
+    from jax.experimental import mesh_utils, topologies
+
+    devices = topologies.get_topology_desc(platform="tpu", topology_name=name).devices
+    shape = [sizes.get(axis, 1) for axis in AXES]
+    return Mesh(np.asarray(mesh_utils.create_device_mesh(shape, devices=devices, allow_split_physical_axes=True)), AXES)
+
+
+def _cached(program: Program, wanted: Request, cache: Path) -> dict[str, Any]:
+    lowered = program.traced.lower(lowering_platforms=("tpu",))
+    versions = [f"{name} {importlib.metadata.version(name)}" for name in ("jax", "jaxlib", "libtpu")]
+    words = [lowered.as_text(), wanted.topology.name, str(wanted.mesh), str(program.loops), *versions, str(_FORMAT)]
+    path = cache / f"{hashlib.sha256(chr(0).join(words).encode()).hexdigest()[:32]}.json"
+    if path.is_file():
+        return json.loads(path.read_text()) | {"cached": True}
+    figures = figures_of(lowered, wanted.topology.devices, program.loops) | {"versions": versions}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    whole = path.with_suffix(f".{os.getpid()}")
+    whole.write_text(json.dumps(figures))
+    whole.replace(path)
+    return figures | {"cached": False}
+
+
+def figures_of(lowered: Any, devices: int, loops: int) -> dict[str, Any]:
+    """Memory of a device, collectives, matrix work and cycles of a program; or what it would have needed to fit."""
+    started, cpu = time.monotonic(), time.process_time()
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            executable = lowered.compile(compiler_options={"xla_dump_to": folder, "xla_dump_hlo_as_text": True})
+        except jax.errors.JaxRuntimeError as error:
+            return too_large(str(error))
+        text = _text(Path(folder))
+    seconds = {"seconds": round(time.monotonic() - started, 1), "cpu_s": round(time.process_time() - cpu, 1)}
+    return _memory(executable) | reading(text, devices, loops) | seconds
+
+
+def reading(text: str, devices: int, loops: int) -> dict[str, Any]:
+    """What the text of a compiled program says: of one device."""
+    exchanged = hlo.exchanges(text, devices, loops)
+    collectives: dict[tuple[str, int], list[int]] = {}
+    for one in exchanged:
+        row = collectives.setdefault((one.kind, one.group), [0, 0])
+        row[0] += one.count
+        row[1] += one.count * one.bytes
+    return {
+        "matmul_flops": hlo.matmul_flops(text, loops), "cycles": hlo.cycles(text, loops),
+        "collectives": [
+            {"kind": kind, "group": group, "count": count, "bytes": size}
+            for (kind, group), (count, size) in collectives.items()
+        ],
+        "heaviest": [one._asdict() for one in sorted(exchanged, key=lambda one: -one.bytes * one.count)[:5]],
+    }  # fmt: skip
+
+
+def too_large(message: str) -> dict[str, Any]:
+    """What the compiler says of a program that does not fit. Raises what it is given where that is something else."""
+    found = re.search(r"([\d.]+)([KMGT]) of ([\d.]+)([KMGT]) hbm|required \(([\d.]+)([KMGT])\)", message)
+    if "RESOURCE_EXHAUSTED" not in message or found is None:
+        raise RuntimeError(message.splitlines()[0][:500])
+    size, unit = (found[1], found[2]) if found[1] else (found[5], found[6])
+    scale = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+    return {"oom": True, "peak": int(float(size) * scale[unit]), "arguments": 0, "temporaries": 0, "outputs": 0}
+
+
+def _text(folder: Path) -> str:
+    for pattern in ("*after_codegen.txt", "*after_optimizations.txt"):  # the first bears cycles
+        for path in folder.rglob(pattern):
+            return path.read_text()
+    raise RuntimeError("the compiler left no text of the program")
+
+
+def _memory(executable: Any) -> dict[str, int]:
+    m = executable.memory_analysis()
+    total = m.argument_size_in_bytes + m.output_size_in_bytes - m.alias_size_in_bytes + m.temp_size_in_bytes
+    return {
+        "oom": False,
+        "arguments": m.argument_size_in_bytes,
+        "temporaries": m.temp_size_in_bytes,
+        "outputs": m.output_size_in_bytes - m.alias_size_in_bytes,
+        "peak": getattr(m, "peak_memory_in_bytes", 0) or total,
+    }

@@ -1,0 +1,140 @@
+"""What tracing and compiling add to a plan by shapes."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import Any
+
+from agentrl_jax.models.config import layer_parameters, top_parameters
+from agentrl_jax.recipes import plan as shapes
+from agentrl_jax.recipes import plan_flops
+from agentrl_jax.recipes import plan_memory as memory
+from agentrl_jax.recipes.plan import Request
+from agentrl_jax.recipes.plan_memory import GIB
+from agentrl_jax.recipes.plan_programs import DECODED_LAYERS, programs
+
+# Of what is resident, what a program is given: it is in the program's own peak already.
+_GIVEN = {
+    "update": ("parameters", "batch"),
+    "apply": ("parameters", "optimizer state"),
+    "score": ("parameters", "batch"),
+}
+
+
+def traced(wanted: Request, report: dict[str, Any]) -> dict[str, Any]:
+    """The plan with matrix work counted in the programs that JAX traces."""
+    mesh = memory.abstract_mesh(wanted.mesh)
+    listed = [program for program in programs(wanted.config, wanted.model, mesh) if program.learns]
+    executed = sum(p.times * plan_flops.count(p.traced, p.loops).weights for p in listed)
+    return report | shapes.speed(wanted, executed) | {"level": "traced", "flops_by": "traced"}
+
+
+def compiled(wanted: Request, report: dict[str, Any], found: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """The plan with the figures of `plan_compile.compile_all`; a program without figures keeps those by shapes."""
+    times = {"update": shapes.steps(wanted.config).micro * shapes.steps(wanted.config).updates}
+    times |= {"apply": shapes.steps(wanted.config).updates}
+    times |= {"score": shapes.steps(wanted.config).micro * shapes.steps(wanted.config).scores}
+    learned = {name: figures for name, figures in found.items() if name in times and not figures["oom"]}
+    report = report | {"level": "compiled", "programs": _programs(report, found)}
+    report |= shapes.fit(report, wanted.topology)
+    report["fits"] = report["fits"] and not any(figures["oom"] for figures in found.values())
+    if learned.keys() != found.keys() - {"decode"}:
+        return report
+    rows = _collectives(learned, times, wanted.mesh)
+    moved: dict[str, float] = {}
+    for row in rows:
+        moved[row["kind"]] = moved.get(row["kind"], 0.0) + row["mib"] * (1 << 20)
+    executed = sum(times[name] * figures["matmul_flops"] for name, figures in learned.items())
+    cycles = sum(times[name] * figures["cycles"] for name, figures in learned.items()) / wanted.topology.chip.clock
+    report |= shapes.speed(wanted, executed * wanted.topology.devices, moved, cycles or None)
+    report |= {"flops_by": "compiled", "collectives": rows, "versions": next(iter(learned.values()))["versions"]}
+    return report | {"warnings": [*report["warnings"], *traps(wanted, learned)]}
+
+
+def tried(wanted: Request, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What `plan_compile.try_each` found, as rows of `plan.search`."""
+    found = []
+    for row in rows:
+        config = shapes.with_settings(wanted.config, row["micro_rows"], row["remat"])
+        changed = wanted._replace(config=config, mesh=row["mesh"])
+        report = compiled(changed, shapes.by_shapes(changed), {"update": row["figures"]})
+        kept = {name: value for name, value in row.items() if name != "figures"}
+        found.append(kept | {name: report[name] for name in ("fits", "peak_gib", "headroom_gib")} | {"by": "compiled"})
+    return found
+
+
+def _programs(report: dict[str, Any], found: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
+    resident = {row["what"]: row["gib"] for row in report["resident"]}
+    base, rows = sum(resident.values()), []
+    for row in report["programs"]:
+        figures = found.get(row["program"])
+        if figures is None:
+            rows.append(row)
+            continue
+        if row["program"] == "decode":  # of few layers: its arguments are known better from shapes
+            own = (figures["temporaries"] + figures["outputs"]) / GIB
+        else:
+            own = figures["peak"] / GIB - sum(resident[name] for name in _GIVEN[row["program"]] if name in resident)
+        made = {"program": row["program"], "gib": round(base + own, 3), "own_gib": round(own, 3), "by": "compiled"}
+        made |= {name: round(figures[name] / GIB, 3) for name in ("arguments", "temporaries", "outputs", "peak")}
+        if row["program"] == "decode":
+            made["by"] = f"compiled, {DECODED_LAYERS} layers"
+        made |= {name: figures[name] for name in ("seconds", "cpu_s", "cached", "oom") if name in figures}
+        rows.append(made)
+    return rows
+
+
+def _collectives(
+    learned: dict[str, dict[str, Any]], times: dict[str, int], mesh: dict[str, int]
+) -> list[dict[str, Any]]:
+    """Of a whole step, by kind and mesh axes."""
+    rows: dict[tuple[str, str], dict[str, Any]] = {}
+    for name, figures in learned.items():
+        for one in figures["collectives"]:
+            axis = axes_named(one["group"], mesh)
+            row = rows.setdefault(
+                (one["kind"], axis), {"kind": one["kind"], "axis": axis, "group": one["group"], "count": 0, "mib": 0.0}
+            )
+            row["count"] += times[name] * one["count"]
+            row["mib"] += times[name] * one["bytes"] / (1 << 20)
+    return sorted((row | {"mib": round(row["mib"], 1)} for row in rows.values()), key=lambda row: -row["mib"])
+
+
+def axes_named(group: int, mesh: dict[str, int]) -> str:
+    """The mesh axes whose sizes multiply to a group's chips; several answers are joined by `or`."""
+    used = [axis for axis, size in mesh.items() if size > 1]
+    found = [
+        "x".join(axes)
+        for count in range(1, len(used) + 1)
+        for axes in itertools.combinations(used, count)
+        if math.prod(mesh[axis] for axis in axes) == group
+    ]
+    return " or ".join(found) or f"{group} chips"
+
+
+def traps(wanted: Request, learned: dict[str, dict[str, Any]]) -> list[str]:
+    """What a compiled program does that costs time and can be avoided."""
+    found, mesh, model = [], wanted.mesh, wanted.model
+    itemsize = 2 if model.compute_dtype == "bfloat16" else 4
+    layer = sum(math.prod(shape) for shape, _ in layer_parameters(model).values())
+    top = sum(math.prod(shape) for shape, _ in top_parameters(model).values())
+    for name, figures in learned.items():
+        count = dict.fromkeys(("all-gather", "all-reduce", "collective-permute"), 0)
+        moved = dict(count)
+        for one in figures["collectives"]:
+            if one["kind"] in count:
+                count[one["kind"]] += one["count"]
+                moved[one["kind"]] += one["bytes"]
+        if count["collective-permute"]:
+            found.append(
+                f"{name}: {count['collective-permute']} collective-permutes: products are split into rings, as where "
+                "weights are not gathered explicitly"
+            )
+        whole = (layer * model.layers + top) * itemsize / mesh["tensor"]
+        if name == "update" and mesh["fsdp"] > 1 and moved["all-gather"] < whole / 2 < moved["all-reduce"]:
+            found.append(f"{name}: weights are gathered by all-reduces, of twice the bytes: give fsdp fewer torus axes")
+        for one in figures["heaviest"]:
+            if one["kind"] == "all-gather" and one["bytes"] > max(layer, top) * itemsize:
+                found.append(f"{name}: one all-gather of {one['bytes'] / GIB:.2f} GiB: more than a layer at a time")
+    return found
