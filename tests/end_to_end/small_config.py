@@ -31,6 +31,5 @@ def config() -> RunConfig:
             micro_rows=8,
         ),
         evaluation=Evaluation(episodes=8, every=2, every_episodes=8),
-        checkpoints=Checkpoints(every=1, best=1),
-        store="trajectories",
+        checkpoints=Checkpoints(every=1),
     )
