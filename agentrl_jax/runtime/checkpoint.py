@@ -6,6 +6,7 @@ leaves the previous checkpoint the latest. Saving goes on beside the run once th
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,8 +29,10 @@ class Checkpoints:
 
     def __init__(self, directory: Path, *, keep: int, best: int = 0, read_only: bool = False) -> None:
         kept = None if read_only else _newest_and_best(keep, best)
+        if best:  # a step without an evaluation has no score: as it should be
+            logging.getLogger("absl").addFilter(_no_word_of_scores)
         options = ocp.CheckpointManagerOptions(
-            preservation_policy=kept, best_fn=_score, enable_async_checkpointing=not read_only, read_only=read_only,
+            preservation_policy=kept, best_fn=_score if best else None, enable_async_checkpointing=not read_only, read_only=read_only,
             create=not read_only,
         )  # fmt: skip
         self._directory = directory
@@ -102,11 +105,17 @@ class Checkpoints:
             self._manager.close()
 
 
+def _no_word_of_scores(record: logging.LogRecord) -> bool:
+    return "tracked_metric" not in str(record.msg)
+
+
 def _score(metrics: Any) -> float:
     return metrics["score"]
 
 
 def _newest_and_best(keep: int, best: int) -> Any:
     policies = ocp.checkpoint_managers
+    if not best:
+        return policies.LatestN(keep)
     highest = policies.BestN(n=best, get_metric_fn=_score, keep_checkpoints_without_metrics=False)
     return policies.AnyPreservationPolicy([policies.LatestN(keep), highest])

@@ -32,5 +32,4 @@ def config() -> RunConfig:
         ),
         evaluation=Evaluation(episodes=8, every=2, every_episodes=8),
         checkpoints=Checkpoints(every=1),
-        store="trajectories",
     )

@@ -23,6 +23,7 @@ LIMIT_S = 240
 READ_ONLY = {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "1000000"}
 # Another compiles everything itself, as on another machine: the same bits must not hang on what was compiled before.
 ALONE = {"JAX_ENABLE_COMPILATION_CACHE": "false"}
+KEEPING = "store=trajectories"
 # A test suite in the background ignores SIGINT, and so would its children.
 LISTENING = """
 import signal, sys
@@ -78,7 +79,7 @@ def kept(directory: Path) -> list[tuple]:
 def straight(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run from start to end in one go."""
     home = tmp_path_factory.mktemp("straight")
-    finish(agentrl("train", str(CONFIG), cwd=home))
+    finish(agentrl("train", str(CONFIG), KEEPING, "checkpoints.best=1", cwd=home))
     return home / "runs" / "small"
 
 
@@ -107,6 +108,8 @@ def test_every_step_and_every_evaluation_is_written_once(straight: Path) -> None
     assert [row["at"] for row in rows(straight, "metrics.jsonl")] == list(range(1, 11))
     stages = [(row["stage"], row.get("final", False)) for row in rows(straight, "evaluations.jsonl")]
     assert stages == [("before", True), ("sft", True), ("rl", False), ("rl", True)]
+    kept_numbers = {int(path.name) for path in (straight / "checkpoints").iterdir() if path.name.isdigit()}
+    assert kept_numbers == {8, 9, 10}, "the newest two, and the one that was evaluated"
 
 
 def test_every_trajectory_that_was_trained_on_is_kept_once(straight: Path) -> None:
@@ -123,7 +126,7 @@ def test_every_trajectory_that_was_trained_on_is_kept_once(straight: Path) -> No
 def test_p57_a_stopped_run_resumes_to_the_same_parameters(
     straight: Path, tmp_path: Path, stop: signal.Signals, after: int, every: int
 ) -> None:
-    command = ("train", str(CONFIG), f"checkpoints.every={every}")
+    command = ("train", str(CONFIG), KEEPING, f"checkpoints.every={every}")
     process = agentrl(*command, cwd=tmp_path, **READ_ONLY)
     directory = tmp_path / "runs" / "small"
     metrics = directory / "metrics.jsonl"

@@ -9,9 +9,11 @@ from functools import partial
 from pathlib import Path
 
 import jax
+import numpy as np
 import pytest
 from tokenizers import AddedToken
 
+from agentrl_jax.errors import UserError
 from agentrl_jax.models import llama
 from agentrl_jax.protocol import Message
 from agentrl_jax.recipes import policy as policies
@@ -71,3 +73,18 @@ def test_the_template_of_an_export_is_the_one_that_was_trained_with(base, run, t
     kept = frame == "auto" and place != "nowhere"
     assert (again.source == OTHER) == kept
     assert ("chat_template" in json.loads((made / "tokenizer_config.json").read_text())) == (kept and place == "field")
+
+
+def test_another_checkpoint_than_the_newest(base, tmp_path):
+    config = dataclasses.replace(small_config.config(), policy=PretrainedPolicy(path=str(base), frame="chatml"))
+    checkpoints = Checkpoints(tmp_path / "checkpoints", keep=2)
+    params = pretrained.load_params(base, MODEL)
+    for number in (1, 4):
+        checkpoints.save(number, {"params": jax.tree.map(lambda x, n=number: x * n, params)}, {"stage": "rl"})
+    checkpoints.close()
+    for number, factor in ((None, 4), (1, 1)):
+        made = export(config, tmp_path, tmp_path / f"made-{number}", number=number)
+        found = pretrained.load_params(made, MODEL)
+        jax.tree.map(lambda x, y, n=factor: np.testing.assert_array_equal(x * n, y), params, found)
+    with pytest.raises(UserError, match=r"--checkpoint 2: the run has 1, 4"):
+        export(config, tmp_path, tmp_path / "none", number=2)
