@@ -32,8 +32,8 @@ class Checkpoints:
         if best:  # a step without an evaluation has no score: as it should be
             logging.getLogger("absl").addFilter(_no_word_of_scores)
         options = ocp.CheckpointManagerOptions(
-            preservation_policy=kept, best_fn=_score if best else None, enable_async_checkpointing=not read_only, read_only=read_only,
-            create=not read_only,
+            preservation_policy=kept, best_fn=_score if best else None, enable_async_checkpointing=not read_only,
+            read_only=read_only, create=not read_only,
         )  # fmt: skip
         self._directory = directory
         self._manager = ocp.CheckpointManager(directory.resolve(), options=options)
