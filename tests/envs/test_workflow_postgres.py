@@ -12,7 +12,7 @@ from pathlib import Path
 
 import agentrl_envs.workflow as workflow
 import pytest
-from agentrl_envs.conformance import case, hold, manners, states
+from agentrl_envs.conformance import case, check, hold, manners
 from agentrl_envs.workflow import suite
 from agentrl_envs.workflow.postgres import Tenant, keeper, server
 from agentrl_envs.workflow.tenant import build
@@ -20,6 +20,8 @@ from agentrl_envs.workflow.tenant import build
 from agentrl_jax.cli import environments
 from agentrl_jax.errors import UserError
 from agentrl_jax.protocol import Action, EnvironmentRef, Status, ToolCall, fork, restored
+from agentrl_jax.rollout.pool import Pool
+from agentrl_jax.rollout.wire import Answer, Perform, Reset
 
 DEFAULT = "4938f382cb7bd2849978133a64caec2b9ba96f67f360942bc389e09bbd4999c2"
 REAL = "f8cc74cfabbbb160cc2b199d7d8d0cc586eb6b4908553e10f18acd751f94f33f"
@@ -162,7 +164,7 @@ def test_a_fork_is_a_copy_within_the_server_and_apart_from_its_siblings(both, mo
     assert databases() == []
 
 
-def test_a_snapshot_travels_to_the_other_back_end_and_to_another_process(both):
+def test_a_snapshot_travels_to_the_other_back_end_and_back(both):
     lite, made = both
     task = made.tasks("train", 1, 4)[0]
     environment = made.make()
@@ -175,9 +177,12 @@ def test_a_snapshot_travels_to_the_other_back_end_and_to_another_process(both):
         assert there.step(act(turn)) == back.step(act(turn)) == environment.step(act(turn))
     for one in (environment, forked.environment, there, back):
         one.close()
+
+
+@pytest.mark.slow
+def test_every_property_of_the_list_holds(both):
     ref = EnvironmentRef(target="agentrl_envs.workflow:suite", options={"backend": "postgres"})
-    elsewhere = hold(case(ref, 1, 0, 1), states.other_process_same_transcript)
-    assert elsewhere.result == "holds", elsewhere
+    assert [finding for finding in check(case(ref, 2, 0, 4)) if finding.result != "holds"] == []
 
 
 def test_cancelled_and_closed_episodes_leave_no_database(both):
@@ -200,16 +205,15 @@ sys.stdin.readline()
 """
 
 
+def launched(label):
+    paths = os.pathsep.join(filter(None, sys.path))
+    environ = {**os.environ, server.LABEL: label, server.WORKER: "1", "PYTHONPATH": paths}
+    command = [sys.executable, "-c", USER]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environ)
+
+
 def started(label):
-    environ = {
-        **os.environ,
-        server.LABEL: label,
-        server.WORKER: "1",
-        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
-    }
-    process = subprocess.Popen(
-        [sys.executable, "-c", USER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environ
-    )
+    process = launched(label)
     assert process.stdout is not None
     directory, name = process.stdout.readline().split()
     return process, Path(directory), name
@@ -245,6 +249,48 @@ def test_workers_of_a_run_share_a_server_that_ends_after_the_last_of_them_howeve
     assert server.reap(label) == 0
 
 
+@pytest.mark.slow
+def test_a_starter_that_is_killed_meanwhile_leaves_a_server_that_others_join_or_nothing(both):
+    label = f"test-{os.getpid()}-early"
+    directory = server.home(label)
+    early = launched(label)
+    until((directory / "data").exists)
+    early.kill()
+    early.communicate()
+    process, where, _ = started(label)
+    assert where == directory and keeper.runs(directory)
+    process.communicate("\n")
+    until(lambda: not directory.exists())
+
+
+def test_the_workers_of_a_pool_share_a_server_that_outlives_any_one_of_them(both):
+    label = f"test-{os.getpid()}-pool"
+    ref = EnvironmentRef(target="agentrl_envs.workflow:suite", options={"backend": "postgres"})
+    task = ref.load().tasks("train", 1, 0)[0]
+    directory = server.home(label)
+    with Pool(ref, 2, label=label) as pool:
+        workers = [pool.acquire(), pool.acquire()]
+        for worker in workers:
+            pool.submit(worker, Reset(task, 0))
+        answers = []
+        while len(answers) < 2:
+            answers += [reply for _, reply in pool.poll(60)]
+        assert all(isinstance(reply, Answer) for reply in answers), answers
+        pid = int((directory / "data" / "postmaster.pid").read_text().split()[0])
+        pool.submit(workers[0], Perform(act(*made_calls(ref, task))))
+        pool.give_up(workers[0])  # its process is killed, with all that is known to be its own
+        pool.submit(workers[1], Perform(act(*made_calls(ref, task))))
+        ((_, reply),) = pool.poll(60)
+        assert isinstance(reply, Answer) and reply.value.terminated and keeper.runs(directory)
+    until(lambda: not directory.exists())
+    assert not Path(f"/proc/{pid}").exists()
+
+
+def made_calls(ref, task):
+    return ref.load().solve(task)
+
+
+@pytest.mark.slow
 def test_what_a_killed_keeper_leaves_is_reaped_by_label(both):
     label = f"test-{os.getpid()}-kept"
     process, directory, _ = started(label)

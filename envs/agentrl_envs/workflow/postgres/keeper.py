@@ -1,10 +1,12 @@
 """Keeps one PostgreSQL server, from `initdb` until nobody uses it any more. A program; standard library only.
 
-    python keeper.py DIRECTORY BIN UID GID
+    python keeper.py DIRECTORY BIN UID GID MUTEX
 
-It says "ready" once the server answers at a socket in DIRECTORY (there is no TCP), or what went wrong. Whoever uses the
-server holds a shared lock on DIRECTORY/use, which the kernel takes away from the dead; when the last lock is gone the
-server is stopped and the directory removed. So no server outlives its users, however they ended.
+It says "ready" once the server answers at a socket in DIRECTORY (there is no TCP), or what went wrong. MUTEX is the
+starter's descriptor of the mutex, kept until then: where the starter is killed meanwhile, nobody else starts.
+
+Whoever uses the server holds a shared lock on DIRECTORY/use, which the kernel takes away from the dead; when the last
+lock is gone the server is stopped and the directory removed. So no server outlives its users, however they ended.
 """
 
 from __future__ import annotations
@@ -38,8 +40,11 @@ dynamic_shared_memory_type = mmap
 
 
 @contextlib.contextmanager
-def mutex(directory: Path) -> Iterator[None]:
-    """Only one process at a time starts, joins or stops the server of a directory, which this creates."""
+def mutex(directory: Path) -> Iterator[int]:
+    """Only one process at a time starts, joins or stops the server of a directory, which this creates.
+
+    Yields the descriptor: the mutex is free when the last copy of it is closed.
+    """
     path = directory / "mutex"
     while True:
         directory.mkdir(mode=0o700, exist_ok=True)
@@ -50,7 +55,7 @@ def mutex(directory: Path) -> Iterator[None]:
         try:
             fcntl.flock(held, fcntl.LOCK_EX)
             if _same(held, path):  # else the one who held it has removed it
-                yield
+                yield held
                 return
         finally:
             os.close(held)
@@ -176,8 +181,14 @@ def keep(directory: Path) -> None:
                 return
 
 
+def _say(pipe: int, words: str) -> None:
+    with contextlib.suppress(BrokenPipeError):  # the starter is gone
+        os.write(pipe, words.encode())
+    os.close(pipe)
+
+
 def main(argv: list[str]) -> int:
-    directory, binaries, uid, gid = Path(argv[0]), Path(argv[1]), int(argv[2]), int(argv[3])
+    directory, binaries, (uid, gid, held) = Path(argv[0]), Path(argv[1]), map(int, argv[2:])
     ours, theirs = os.pipe()
     if os.fork():  # the starter waits for this process only; the server's parent stays in the background
         os.close(theirs)
@@ -194,10 +205,10 @@ def main(argv: list[str]) -> int:
         start(directory, binaries, uid, gid)
     except Exception as error:
         stop(directory)
-        os.write(theirs, str(error).encode())
+        _say(theirs, str(error))
         os._exit(1)
-    os.write(theirs, b"ready")
-    os.close(theirs)
+    _say(theirs, "ready")
+    os.close(held)
     keep(directory)
     os._exit(0)
 

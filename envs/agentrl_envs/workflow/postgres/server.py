@@ -188,7 +188,7 @@ def _account() -> tuple[int, int] | None:
 
 def _join(directory: Path) -> tuple[int, Any]:
     """The lock of use and a session, with a server that runs: one that is there, or a new one."""
-    with keeper.mutex(directory):
+    with keeper.mutex(directory) as mutex:
         owners = {os.geteuid(), (_account() or (0, 0))[0]}
         if directory.stat().st_uid not in owners:
             raise RuntimeError(f"{directory} belongs to another user; set TMPDIR to a folder of your own")
@@ -197,7 +197,7 @@ def _join(directory: Path) -> tuple[int, Any]:
             fcntl.flock(use, fcntl.LOCK_SH)
             if not keeper.runs(directory):
                 keeper.halt(directory)
-                _launch(directory)
+                _launch(directory, mutex)
             session = _connect(directory, "postgres")
             _sweep(session)
         except BaseException:
@@ -206,15 +206,16 @@ def _join(directory: Path) -> tuple[int, Any]:
     return use, session
 
 
-def _launch(directory: Path) -> None:
+def _launch(directory: Path, mutex: int) -> None:
     binaries, account = _binaries(), _account()
     assert binaries is not None and account is not None, missing()
     # The server belongs to the run and not to the worker that was first: it must not end with that worker.
     environment = {name: value for name, value in os.environ.items() if name not in (LABEL, WORKER)}
     said = subprocess.run(
-        [sys.executable, "-I", "-S", keeper.__file__, directory, binaries, *map(str, account)],
+        [sys.executable, "-I", "-S", keeper.__file__, directory, binaries, *map(str, (*account, mutex))],
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, cwd="/", check=False,
         env=environment,
+        pass_fds=(mutex,),
     )  # fmt: skip
     if said.returncode:
         raise RuntimeError(f"PostgreSQL in {directory}: {said.stdout.strip() or 'the keeper did not start'}")
