@@ -140,7 +140,7 @@ def load(ref: EnvironmentRef) -> Suite:
     module_name, _, attribute = ref.target.partition(":")
     try:
         module = importlib.import_module(module_name)
-        if lacks := _missing(module):
+        if lacks := _missing(module, ref.options):
             raise UserError(lacks)
         make = getattr(module, attribute)
         known = inspect.signature(make).parameters
@@ -162,9 +162,11 @@ def _chosen(properties: Sequence[Any], only: str | None) -> Sequence[Any]:
     return chosen
 
 
-def _missing(module: Any) -> str | None:
-    missing: Callable[[], str | None] = getattr(module, "missing", lambda: None)
-    return missing()
+def _missing(module: Any, options: Mapping[str, Any] | None = None) -> str | None:
+    """What the machine lacks for the environment with these options, as far as its `missing` asks for them."""
+    missing: Callable[..., str | None] = getattr(module, "missing", lambda: None)
+    known = inspect.signature(missing).parameters
+    return missing(**{name: value for name, value in (options or {}).items() if name in known})
 
 
 def _options(make: Callable[..., Any]) -> str:

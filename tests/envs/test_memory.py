@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from dataclasses import replace
 
 import pytest
 from agentrl_envs.memory import suite
@@ -14,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentrl_jax.protocol import Action, Environment, EnvironmentRef, Status, ToolCall
+from agentrl_jax.rollout.budgets import Meter
 
 SPLITS = ("train", "validation", "heldout")
 MADE = suite()
@@ -154,6 +156,28 @@ def test_bad_calls_are_answered_and_change_nothing():
     environment.close()
     with pytest.raises(RuntimeError, match="reset"):
         environment.snapshot()
+
+
+@pytest.mark.parametrize("chunk", [1, 32])
+def test_the_reserve_is_what_the_end_takes(chunk):
+    """Whoever writes until writing is refused can still read to the end and answer; the reference is never refused."""
+    made = suite(turns=120, chunk=chunk)
+    task = made.tasks("train", 1, 2)[0]
+    meter = Meter(made.spec.budget, made.spec.tools)
+    for turn in made.solve(task):
+        assert meter.admit(act(turn)) is None
+        meter.perform(act(turn))
+    meter = Meter(replace(made.spec.budget, write_actions=10_000), made.spec.tools)
+    environment = made.make()
+    environment.reset(task, 0)
+    while meter.admit(act(add("x"))) is None:
+        meter.perform(act(add("x")))
+    left = [NOOP] * -(-120 // chunk) + [answer(UNKNOWN, 0)] * len(task.data["questions"])
+    for turn in left:
+        assert meter.admit(act(turn)) is None
+        meter.perform(act(turn))
+        over = environment.step(act(turn)).terminated
+    assert over and meter.budget.steps - meter.ledger().steps == 0
 
 
 def test_the_storage_budget_denies_and_the_store_closes_with_the_dialogue():

@@ -59,6 +59,7 @@ def suite(
         verifier_version=verifier.VERSION,
         solve=solve.solve,
         attacks=partial(solve.attacks, _template),
+        hidden=("assertions", "ignored", "reference", "calls"),
     )
 
 

@@ -38,7 +38,8 @@ def suite(turns: int = 320, chunk: int = 32, facts: int = 10, changes: int = 3, 
         turns=turns, chunk=chunk, facts=facts, changes=changes, forgets=forgets, questions=changes + forgets + 5
     )
     limits = Limits(notes=int(ROOM * facts), characters=int(ROOM * facts * LONGEST), chunk=chunk)
-    steps = sizes.chunks + 2 * sizes.operations + sizes.questions + 8
+    ending = sizes.chunks + sizes.questions  # turns from any state to the end: read on, then answer
+    steps = sizes.chunks + 2 * sizes.operations + 8 + ending
     spec = EnvironmentSpec(
         name="memory",
         version=VERSION,
@@ -49,6 +50,8 @@ def suite(turns: int = 320, chunk: int = 32, facts: int = 10, changes: int = 3, 
             tokens=100 * steps,
             write_actions=3 * sizes.operations,
             retries=10,
+            min_steps_for_finalize=ending,
+            min_tool_calls_for_commit=ending,
             finishing=("noop", "answer"),
         ),
         fork="native",

@@ -8,7 +8,7 @@ METAMATH = DataSet(
     name="metamath",
     repository="metamath/set.mm",
     commit="da128d578f8b6bee36938624b149f689bdfccf51",
-    licence="CC0-1.0",
+    licence="CC0-1.0; peano.mm: GPL",  # as each file's head says
     files={
         name: File(origin=name, sha256=sha256)
         for name, sha256 in {

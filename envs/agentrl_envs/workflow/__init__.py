@@ -1,7 +1,7 @@
 """A retail service's tenant: look up, then change what the customer asks for, or refuse what the policy forbids.
 
-Each episode has a tenant of its own in SQLite. Requests are sentences; the verifier compares the tenant before and
-after. `suite(...)` is the whole interface.
+Each episode has a tenant of its own, in SQLite or in PostgreSQL. Requests are sentences; the verifier compares the
+tenant before and after. `suite(...)` is the whole interface.
 """
 
 from __future__ import annotations
@@ -13,10 +13,19 @@ from agentrl_jax.protocol import Budget, EnvironmentSpec, Suite
 
 from . import attacks, demonstrations, drills, dry, solve, tasks, tools, verifier, vocabulary
 from .env import WorkflowEnvironment
-from .options import KINDS, LOOKUP, MAX_CALLS, POLICIES, Options
+from .options import BACKENDS, KINDS, LOOKUP, MAX_CALLS, POLICIES, Options
 
-__all__ = ["KINDS", "LOOKUP", "POLICIES", "suite"]
+__all__ = ["BACKENDS", "KINDS", "LOOKUP", "POLICIES", "missing", "suite"]
 VERSION = "1"
+
+
+def missing(backend: str = "sqlite") -> str | None:
+    """What this machine lacks for a back end, with the command that installs it, or None."""
+    if backend != "postgres":
+        return None
+    from . import postgres
+
+    return postgres.missing()
 
 
 def suite(
@@ -28,6 +37,7 @@ def suite(
     sloppiness: float = 0.6,
     max_calls: int = MAX_CALLS,
     dry_run: bool = False,
+    backend: str = "sqlite",
 ) -> Suite:
     """The workflow suite.
 
@@ -35,8 +45,9 @@ def suite(
     sentences). `kinds`: which requests, all of `KINDS` by default; a kind named twice comes twice as often, and
     "lookup" adds trivial requests that teach copying a handle. `policies`: which rules hold (of `POLICIES`).
     `system`: "none", "short" or "full" policy text; by default "none" for plain wording and "full" for free.
-    `sloppiness`: how often a demonstration has a fault. `dry_run`: each write is to be run dry first. Unknown values
-    raise ValueError and name the known ones.
+    `sloppiness`: how often a demonstration has a fault. `dry_run`: each write is to be run dry first. `backend`:
+    "sqlite" or "postgres" (a database of a server that is started here; RuntimeError where `missing(backend)` says
+    what it lacks); what the policy sees is the same. Unknown values raise ValueError and name the known ones.
     """
     options = Options(
         handles=handles,
@@ -47,7 +58,10 @@ def suite(
         sloppiness=sloppiness,
         max_calls=max_calls,
         dry_run=dry_run,
+        backend=backend,
     )
+    if lacks := missing(backend):
+        raise RuntimeError(lacks)
     finish = "finish"  # the same word in both dialects
     spec = EnvironmentSpec(
         name="workflow",
@@ -76,4 +90,11 @@ def suite(
         vocabulary=partial(vocabulary.vocabulary, options),
         handles=(lambda: [str(number) for number in range(100)]) if handles == "short" else None,
         drills=partial(drills.drills, options) if handles == "short" else None,
+        reap=_reap if backend == "postgres" else None,
     )
+
+
+def _reap(label: str) -> int:
+    from . import postgres
+
+    return postgres.reap(label)

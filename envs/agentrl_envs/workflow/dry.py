@@ -5,13 +5,12 @@ With the option off (the default) nothing here changes a tool, a text or a state
 
 from __future__ import annotations
 
-import sqlite3
 from dataclasses import replace
 from typing import NamedTuple
 
 from agentrl_jax.protocol import Status, Tool, ToolCall
 
-from . import tools
+from . import schema, tools
 from .options import Options
 
 ARGUMENT = "dry_run"
@@ -27,7 +26,7 @@ class Prepared(NamedTuple):
     ticket: str = ""
 
 
-def prepare(connection: sqlite3.Connection, options: Options, asked: ToolCall) -> Prepared:
+def prepare(connection: schema.Connection, options: Options, asked: ToolCall) -> Prepared:
     """Resolves a call and, where dry runs are asked for, sees whether it is one or had one."""
     if not options.dry_run:
         return Prepared(tools.resolve(connection, options.handles, asked))
@@ -47,7 +46,7 @@ def prepare(connection: sqlite3.Connection, options: Options, asked: ToolCall) -
     return Prepared(resolved, dry, ticket) if dry or kept else Prepared(FIRST)
 
 
-def execute(connection: sqlite3.Connection, prepared: Prepared) -> tools.Reply:
+def execute(connection: schema.Connection, prepared: Prepared) -> tools.Reply:
     """Carries a prepared call out; a dry run only says what it would do, and is remembered."""
     resolved, dry, ticket = prepared
     if resolved == FIRST:

@@ -1,12 +1,13 @@
-"""The environment: one tenant in its own SQLite database, one request, typed tools."""
+"""The environment: one tenant in a database of its own, one request, typed tools."""
 
 from __future__ import annotations
 
-import sqlite3
+from typing import Any
 
-from agentrl_jax.protocol import Action, EnvironmentSpec, Message, Observation, Snapshot, Status, Task
+from agentrl_jax.protocol import Action, EnvironmentSpec, EnvStatus, Message, Observation, Snapshot, Status, Task
 
 from . import dry, policy, schema, tenant
+from .backends import backend
 from .options import Options
 
 OVER = "the task is over"
@@ -24,20 +25,28 @@ class WorkflowEnvironment:
     def __init__(self, spec: EnvironmentSpec, options: Options) -> None:
         self.spec = spec
         self._options = options
-        self._connection: sqlite3.Connection | None = None
+        self._backend = backend(options)
+        self._connection: Any = None
 
     def reset(self, task: Task, seed: int) -> Observation:
         self.close()
         data = task.data
         rows = dict(tenant.build(data["tenant"], task.split, task.kind, data["reason"], self._options.handles).rows)
         rows["episode"] = [(record, 0) for record in data["relevant"]]
-        self._connection = schema.create(rows)
+        self._connection = self._backend.create(rows)
         system = policy.system_text(self._options.system, self._options.policies)
         messages = [Message(role="system", content=system)] if system else []
         return Observation(content=(*messages, Message(role="user", content=data["text"])))
 
     def step(self, action: Action) -> Observation:
-        connection = self._open()
+        try:
+            return self._step(self._open(), action)
+        except schema.Unavailable as error:  # the tenant is lost with its server: to ask again is no use
+            lost = Message(role="tool", content=str(error))
+            down = EnvStatus(service=self._options.backend)
+            return Observation(content=(lost,), status=Status.ERROR, env_status=down)
+
+    def _step(self, connection: schema.Connection, action: Action) -> Observation:
         if finished(connection) is not None:
             return _answer([OVER], Status.INVALID_ACTION, terminated=True)
         if action.error is not None:
@@ -61,24 +70,24 @@ class WorkflowEnvironment:
         return _answer(texts, status, terminated=over, gain=gain)
 
     def snapshot(self) -> Snapshot:
-        return schema.snapshot(self._open())
+        return self._backend.snapshot(self._open())
 
     def restore(self, snapshot: Snapshot) -> None:
         self.close()
-        self._connection = schema.open_bytes(snapshot.data)
+        self._connection = self._backend.restore(snapshot)
 
     def close(self) -> None:
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
 
-    def _open(self) -> sqlite3.Connection:
+    def _open(self) -> schema.Connection:
         if self._connection is None:
             raise RuntimeError("the environment is closed: call reset(task, seed) or restore(snapshot) first")
         return self._connection
 
 
-def finished(connection: sqlite3.Connection) -> str | None:
+def finished(connection: schema.Connection) -> str | None:
     """The result that `finish` was called with, or None."""
     row = connection.execute("SELECT value FROM episode WHERE id = 'finished'").fetchone()
     return None if row is None else row[0]

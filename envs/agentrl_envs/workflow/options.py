@@ -10,6 +10,7 @@ KINDS = INTENTS + tuple(f"{intent}_by_product" for intent in INTENTS)
 LOOKUP = "lookup"  # trivial requests ("order 57") that teach copying a handle
 SPLITS = ("train", "validation", "heldout")
 POLICIES = ("owner", "status", "method", "stock")
+BACKENDS = ("sqlite", "postgres")
 MAX_CALLS = 8
 
 
@@ -25,12 +26,14 @@ class Options:
     sloppiness: float = 0.6
     max_calls: int = MAX_CALLS
     dry_run: bool = False
+    backend: str = "sqlite"
 
     def __post_init__(self) -> None:
         _known("handles", (self.handles,), ("short", "real"))
         _known("wording", (self.wording,), ("plain", "free"))
         _known("kinds", self.kinds, (*KINDS, LOOKUP))
         _known("policies", self.policies, POLICIES)
+        _known("backend", (self.backend,), BACKENDS)
         _known("system", (self.system,), ("none", "short", "full"))
         if not self.kinds:
             raise ValueError(f"workflow: kinds is empty; name at least one of {', '.join((*KINDS, LOOKUP))}")

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Iterable, Mapping
 
-from .schema import Handle
+from .schema import Connection, Handle
 from .tenant import NEEDED_STATUS
 
 SENTENCES = {
@@ -33,7 +32,7 @@ POSSIBLE_REASONS = {  # why a request of this kind can be forbidden; by product,
 
 
 def forbids(
-    connection: sqlite3.Connection,
+    connection: Connection,
     tool: str,
     arguments: Mapping[str, Handle],
     customer: Handle,

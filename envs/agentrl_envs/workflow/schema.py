@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import hashlib
 import sqlite3
-from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
 
 from agentrl_jax.protocol import Snapshot
 
@@ -30,6 +30,16 @@ _CREATE = "PRAGMA page_size=512;" + "".join(
     for table, columns in TABLES.items()
 )
 _INSERT = {name: f"INSERT INTO {name} VALUES ({', '.join('?' * len(columns))})" for name, columns in TABLES.items()}
+
+
+class Connection(Protocol):
+    """What a tenant is looked up and changed through: an `sqlite3.Connection`, or what is used as one."""
+
+    def execute(self, statement: str, parameters: Sequence[Any] = ..., /) -> Any: ...
+
+
+class Unavailable(RuntimeError):
+    """The server that holds the tenant does not answer."""
 
 
 class Change(NamedTuple):
@@ -69,7 +79,7 @@ def open_bytes(data: bytes) -> sqlite3.Connection:
     return connection
 
 
-def dump(connection: sqlite3.Connection, tables: Iterable[str] = TABLES) -> dict[str, dict[Handle, tuple[Any, ...]]]:
+def dump(connection: Connection, tables: Iterable[str] = TABLES) -> dict[str, dict[Handle, tuple[Any, ...]]]:
     """Every row of `tables` by primary key, in key order."""
     return {
         table: {row[0]: row for row in connection.execute(f"SELECT * FROM {table} ORDER BY id")} for table in tables
@@ -82,7 +92,7 @@ def snapshot(connection: sqlite3.Connection) -> Snapshot:
     return Snapshot(data=connection.serialize(), hash=hashlib.sha256(content.encode()).hexdigest())
 
 
-def apply(connection: sqlite3.Connection, changes: Iterable[Change]) -> None:
+def apply(connection: Connection, changes: Iterable[Change]) -> None:
     """Carries the changes out."""
     for table, key, column, value in changes:
         connection.execute(f"UPDATE {table} SET {column} = ? WHERE id = ?", (value, key))

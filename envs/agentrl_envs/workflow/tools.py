@@ -6,7 +6,6 @@ policy is the agent's job, and the verifier sees what was done.
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -42,17 +41,17 @@ class Row:
     description: str
     roles: tuple[str, ...]
     writes: bool
-    run: Callable[[sqlite3.Connection, Arguments], Reply]
+    run: Callable[[schema.Connection, Arguments], Reply]
 
 
-def _order(connection: sqlite3.Connection, arguments: Arguments) -> Reply:
+def _order(connection: schema.Connection, arguments: Arguments) -> Reply:
     row = connection.execute("SELECT * FROM orders WHERE id = ?", (arguments["order"],)).fetchone()
     handle, customer, product, status, payment, address = row
     text = f"order {handle} customer {customer} product {product} status {status} payment {payment} address {address}"
     return Reply(text, read=f"order {handle}")
 
 
-def _customer(connection: sqlite3.Connection, arguments: Arguments) -> Reply:
+def _customer(connection: schema.Connection, arguments: Arguments) -> Reply:
     handle = arguments["customer"]
     methods = connection.execute("SELECT id FROM payments WHERE customer = ? ORDER BY id", (handle,))
     orders = connection.execute(
@@ -65,13 +64,13 @@ def _customer(connection: sqlite3.Connection, arguments: Arguments) -> Reply:
     return Reply(" ".join(words), read=f"customer {handle}")
 
 
-def _product(connection: sqlite3.Connection, arguments: Arguments) -> Reply:
+def _product(connection: schema.Connection, arguments: Arguments) -> Reply:
     handle = arguments["product"]
     noun, stock = connection.execute("SELECT name, stock FROM products WHERE id = ?", (handle,)).fetchone()
     return Reply(f"product {handle} {noun} {'in stock' if stock > 0 else 'sold out'}", read=f"product {handle}")
 
 
-def _cancel(connection: sqlite3.Connection, arguments: Arguments) -> Reply:
+def _cancel(connection: schema.Connection, arguments: Arguments) -> Reply:
     order = arguments["order"]
     product, stock = connection.execute(
         "SELECT p.id, p.stock FROM orders o JOIN products p ON p.id = o.product WHERE o.id = ?", (order,)
@@ -80,12 +79,12 @@ def _cancel(connection: sqlite3.Connection, arguments: Arguments) -> Reply:
     return Reply(f"order {order} cancelled", changes=changes)
 
 
-def _return(_: sqlite3.Connection, arguments: Arguments) -> Reply:
+def _return(_: schema.Connection, arguments: Arguments) -> Reply:
     order = arguments["order"]
     return Reply(f"order {order} returned", changes=(Change("orders", order, "status", "returned"),))
 
 
-def _exchange(connection: sqlite3.Connection, arguments: Arguments) -> Reply:
+def _exchange(connection: schema.Connection, arguments: Arguments) -> Reply:
     order, product = arguments["order"], arguments["product"]
     (stock,) = connection.execute("SELECT stock FROM products WHERE id = ?", (product,)).fetchone()
     changes = (
@@ -96,17 +95,17 @@ def _exchange(connection: sqlite3.Connection, arguments: Arguments) -> Reply:
     return Reply(f"order {order} product {product} exchanged", changes=changes)
 
 
-def _address(_: sqlite3.Connection, arguments: Arguments) -> Reply:
+def _address(_: schema.Connection, arguments: Arguments) -> Reply:
     order, address = arguments["order"], arguments["address"]
     return Reply(f"order {order} address {address}", changes=(Change("orders", order, "address", address),))
 
 
-def _payment(_: sqlite3.Connection, arguments: Arguments) -> Reply:
+def _payment(_: schema.Connection, arguments: Arguments) -> Reply:
     order, method = arguments["order"], arguments["method"]
     return Reply(f"order {order} payment {method}", changes=(Change("orders", order, "payment", method),))
 
 
-def _finish(_: sqlite3.Connection, arguments: Arguments) -> Reply:
+def _finish(_: schema.Connection, arguments: Arguments) -> Reply:
     return Reply("finished", finished=str(arguments["result"]))
 
 
@@ -164,7 +163,7 @@ def describe(handles: str) -> tuple[Tool, ...]:
     return tuple(tools)
 
 
-def resolve(connection: sqlite3.Connection, handles: str, asked: ToolCall) -> tuple[Row, Arguments] | str:
+def resolve(connection: schema.Connection, handles: str, asked: ToolCall) -> tuple[Row, Arguments] | str:
     """The tool and its arguments by role with every handle known to exist, or a few words on what is wrong."""
     name = _BY_REAL.get(asked.name) if handles == "real" else asked.name
     row = TABLE.get(name) if name is not None else None
@@ -188,7 +187,7 @@ def resolve(connection: sqlite3.Connection, handles: str, asked: ToolCall) -> tu
     return row, arguments
 
 
-def _exists(connection: sqlite3.Connection, role: str, handle: Handle) -> bool:
+def _exists(connection: schema.Connection, role: str, handle: Handle) -> bool:
     try:
         found = connection.execute(f"SELECT 1 FROM {HELD_IN[role]} WHERE id = ?", (handle,)).fetchone()
     except (UnicodeEncodeError, OverflowError):  # a lone surrogate or a 65-bit number cannot name anything
@@ -196,7 +195,7 @@ def _exists(connection: sqlite3.Connection, role: str, handle: Handle) -> bool:
     return found is not None
 
 
-def execute(connection: sqlite3.Connection, resolved: tuple[Row, Arguments] | str) -> Reply:
+def execute(connection: schema.Connection, resolved: tuple[Row, Arguments] | str) -> Reply:
     """Carries out a resolved call; what could not be resolved changes nothing."""
     if isinstance(resolved, str):
         return Reply(resolved, Status.INVALID_ACTION)

@@ -8,7 +8,6 @@ each write is judged in the state in which it happens, and the final state must 
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -109,7 +108,7 @@ def _replay(options: Options, task: Task, goal: set[Change], initial: Snapshot, 
 
 
 def _again(
-    connection: sqlite3.Connection,
+    connection: schema.Connection,
     options: Options,
     task: Task,
     goal: set[Change],
