@@ -167,10 +167,10 @@ def chat(service: Service, body: Body) -> ChatReply:
     sampled = {name: value for name, value in body.items() if name != "response_format"}
     settings = read_settings(sampled, context=service.pump.context, vocab_size=service.chat.vocab_size)
     prompt = service.chat.prompt(body)
-    service.check_length(prompt.ids, "messages")
     grammar = grammar_of(body, service.chat, prompt.tools)
     if grammar is not None:
         service.check_grammar(grammar)
+    service.check_length(prompt.ids, "messages")
     turns = service.begin(prompt.ids, settings, live=settings.stream and not prompt.tools, grammar=grammar)
     answer = Answer(
         kind="chat.completion", prefix="chatcmpl", model=service.name, settings=settings, prompt=prompt.ids,

@@ -223,6 +223,7 @@ def test_threads_take_turns(make: Make) -> None:
     assert outputs == {n: f"{n}\n".encode() for n in range(8)}
 
 
+@pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning")  # JAX, where an earlier test of this process loaded it
 def test_a_forked_process_has_boxes_of_its_own(make: Make) -> None:
     box = make()
     pid = os.fork()
