@@ -80,6 +80,7 @@ def test_answers_are_compared_exactly(form, one, other, same):
             "x^x",
             "1/x", "x/0", "sqrt(x)", "x 2", "((x)", "x)", "+", "x^-1", "x" * 300, "x*" * 99 + "x", "x.__class__", "2 3",
         )),
+        ("factored", "(" * 199), ("factored", "(a + b + c + n + x + y + z)^12"),
         *(("factored", text) for text in ("x^2 - 1", "(x^2-1)*(x+2)", "(x+1)(x-1) + 1", "(x+x)(x-1)", "sqrt(2)*x")),
         *(("radical", text) for text in (
             "sqrt(50)", "sqrt(8) + 1", "sqrt(2) + sqrt(2)", "sqrt(2)*sqrt(3)", "sqrt(4)", "sqrt(1/2)", "2*3*sqrt(5)",

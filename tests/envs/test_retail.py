@@ -89,6 +89,14 @@ def test_a_tenant_holds_only_the_rows_of_the_user_concerned(made):
 
 
 @needs_data
+def test_half_a_character_is_answered_with_text_that_a_tokenizer_reads(made):
+    environment = made.make()
+    environment.reset(made.tasks("train", 1, 0)[0], 0)
+    seen = environment.step(Action(text="", calls=(ToolCall(name="\ud800"),)))
+    assert seen.status is Status.INVALID_ACTION and seen.content[0].content.encode()
+
+
+@needs_data
 def test_bad_calls_are_answered_and_change_nothing(made):
     environment = made.make()
     task = made.tasks("train", 1, 0)[0]

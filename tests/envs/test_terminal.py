@@ -104,6 +104,11 @@ def test_a_service_that_was_stopped_stays_so_and_a_time_limit_stops_none(box, sh
     assert box.run("head -qc 7 /proc/[0-9]*/cmdline | tr '\\0' '\\n' | grep -c mailer").stdout == b"1\n"
 
 
+def test_a_program_that_prints_until_it_is_stopped_says_the_same_each_time(box, short):
+    first, second = box.run("yes"), box.run("yes")
+    assert first.stopped == "time" and first.stdout == second.stdout and first.stdout.strip(b"y\n") == b""
+
+
 def test_a_workspace_that_is_too_large_or_too_deep_is_as_before(box):
     for command in ("head -c 2000000 /dev/zero > big", "for i in $(seq 150); do mkdir d && cd d || break; done"):
         ran = box.run(command)

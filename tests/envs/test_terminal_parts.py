@@ -124,6 +124,31 @@ def test_a_small_archive_of_much_is_not_unpacked():
         unpacked(gzip.compress(bytes(64 << 20)))
 
 
+def _header(kind: bytes, size: bytes, real: int = 0) -> bytes:
+    block = bytearray(512)
+    block[:1], block[124:136], block[156:157], block[257:265] = b"a", size, kind, b"ustar  \0"
+    if real:  # of a sparse file
+        block[386:398], block[398:410], block[483:495] = b"0" * 12, b"0" * 12, b"%011o\0" % real
+    block[148:156] = b" " * 8
+    block[148:156] = b"%06o\0 " % sum(block)
+    return bytes(block)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        _header(b"S", b"%011o\0" % 0, real=7 << 30),
+        _header(b"0", b"\x80\0\0" + b"\x7f" * 9),
+        _header(b"0", b"\xff" * 11 + b"\0"),
+        _header(b"x", b"%011o\0" % 10) * 3000,
+    ],
+    ids=["holes", "a huge size", "a negative size", "headers of headers"],
+)
+def test_no_header_breaks_the_verifier(content):
+    with pytest.raises(ValueError, match=r"bytes|Error"):
+        unpacked(content + bytes(1024))
+
+
 @FEW
 @given(st.binary(max_size=60), st.sampled_from((bytes, gzip.compress, b"\x1f\x8b".__add__)))
 def test_no_bytes_in_the_place_of_an_archive_break_the_verifier(raw, wrapped):

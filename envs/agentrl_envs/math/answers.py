@@ -18,6 +18,8 @@ MOST_CHARACTERS = 200
 MOST_DIGITS = 40
 MOST_DEGREE = 12
 MOST_NODES = 80
+MOST_BRACKETS = 20  # inside one another
+MOST_NAMES = 2
 VARIABLES = "abcnxyz"
 _NUMBER = re.compile(r"([+-]?)\$?(\d{1,3}(?:,\d{3})+|\d+)?(\.\d+)?(?:/(\d+))?", re.ASCII)
 
@@ -101,6 +103,9 @@ class _Parser:
     def __init__(self, text: str) -> None:
         self._tokens = re.findall(r"\d+(?:\.\d+)?|sqrt|\*\*|[A-Za-z]|[-+*/^()]|\S", text)
         self._nodes = 0
+        self._depth = 0
+        if len({token for token in self._tokens if token in VARIABLES}) > MOST_NAMES:
+            raise Unreadable(f"an expression may have at most {MOST_NAMES} variables")
 
     def whole(self) -> Node:
         node = self._sum()
@@ -158,7 +163,11 @@ class _Parser:
         if token in ("(", "sqrt"):
             if token == "sqrt" and (not self._tokens or self._tokens.pop(0) != "("):
                 raise Unreadable("sqrt needs brackets")
+            self._depth += 1
+            if self._depth > MOST_BRACKETS:
+                raise Unreadable(f"at most {MOST_BRACKETS} brackets may stand inside one another")
             inner = self._sum()
+            self._depth -= 1
             if not self._tokens or self._tokens.pop(0) != ")":
                 raise Unreadable("a bracket is not closed")
             if token == "(":

@@ -36,6 +36,7 @@ class PythonTool:
             return Reply(f"error: the sandbox broke ({error})"[:300], Status.ERROR, service="sandbox")
         said = result.stdout.decode(errors="replace")
         if result.limit is not None:
+            said = result.stdout[: OUTPUT_BYTES // 2].decode(errors="replace")  # the rest differs from run to run
             return Reply(
                 f"{said}\nstopped: over the limit on {result.limit}".strip(),
                 Status.TIMEOUT if result.timed_out else Status.DENIED,

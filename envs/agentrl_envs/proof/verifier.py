@@ -67,5 +67,6 @@ def _asked(actions: Sequence[Action]) -> Iterator[tuple[str, tuple[tuple[str, st
 
 
 def _sorted_values(call: ToolCall) -> tuple[tuple[str, str], ...]:
+    """As a move holds them; a call that is not well formed was refused, and explains no move."""
     values: Any = call.arguments.get("values", {})
-    return tuple(sorted(values.items())) if isinstance(values, Mapping) else ()
+    return tuple(sorted((name, str(value)) for name, value in values.items())) if isinstance(values, Mapping) else ()

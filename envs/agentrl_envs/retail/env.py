@@ -67,5 +67,6 @@ class RetailEnvironment:
 
 
 def _answer(texts: list[str], status: Status, *, terminated: bool = False) -> Observation:
-    content = tuple(Message(role="tool", content=text) for text in texts)
+    readable = (text.encode("utf-8", "replace").decode() for text in texts)  # a policy may write half a character
+    content = tuple(Message(role="tool", content=text) for text in readable)
     return Observation(content=content, status=status, terminated=terminated)

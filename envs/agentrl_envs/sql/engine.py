@@ -19,7 +19,7 @@ from agentrl_jax.protocol import Status
 from . import text
 
 INSTRUCTIONS = 5_000_000
-SECONDS = 5.0
+SECONDS = 5.0  # of this thread on a processor: on a busy machine a clock would stop what elsewhere ends
 MEMORY_KIB = 256 * 1024
 CHARACTERS = 4000  # of a statement
 EXPANSIONS = 256
@@ -38,6 +38,7 @@ _FORBIDDEN = {
     "sqlite_compileoption_get", "sqlite_offset", "current_timestamp", "current_date", "current_time",
     "printf", "format",
 }  # fmt: skip
+_HERE = ("now", "localtime", "utc", "subsec", "subsecond")  # read the clock or the time zone
 _CLOCKS = ("date", "time", "datetime", "julianday", "unixepoch", "strftime")
 
 
@@ -103,7 +104,7 @@ class Reader:
         if text.expansions(sql) > EXPANSIONS:
             raise Refused("the WITH clauses multiply out to too many subqueries", Status.INVALID_ACTION)
         self._watch = watch = _Watch(
-            until=time.monotonic() + SECONDS, memory=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss + MEMORY_KIB
+            until=time.thread_time() + SECONDS, memory=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss + MEMORY_KIB
         )
         try:
             cursor = self._connection.execute(sql)
@@ -146,7 +147,7 @@ class Reader:
         watch.left -= 1
         if watch.left < 0:
             watch.stopped = f"stopped after {INSTRUCTIONS:,} instructions: the statement does too much work"
-        elif time.monotonic() > watch.until:
+        elif time.thread_time() > watch.until:
             watch.stopped = f"stopped after {SECONDS:g} seconds"
         elif watch.left % 16 == 0 and resource.getrusage(resource.RUSAGE_SELF).ru_maxrss > watch.memory:
             watch.stopped = "stopped: the statement takes too much memory"
@@ -160,12 +161,18 @@ _ACTIONS = {
 }  # fmt: skip
 
 
+def _as_sqlite_reads(value: Any) -> str:
+    """The word that SQLite's date functions see: a blob is read as text, and text ends with its first NUL."""
+    text = value.decode(errors="replace") if isinstance(value, bytes) else str(value)
+    return text.partition("\0")[0].strip().lower()
+
+
 def _timeless(calendar: sqlite3.Connection, name: str) -> Callable[..., Any]:
-    """SQLite's date function of this name, which raises where it would read the clock."""
+    """SQLite's date function of this name, which raises where it would read the clock or the time zone."""
     least = 2 if name == "strftime" else 1
 
     def function(*values: Any) -> Any:
-        if len(values) < least or any(isinstance(v, str) and v.strip().lower() in ("now", "localtime") for v in values):
+        if len(values) < least or any(_as_sqlite_reads(value) in _HERE for value in values):
             raise ValueError(name)
         return calendar.execute(f"SELECT {name}({', '.join('?' * len(values))})", values).fetchone()[0]
 

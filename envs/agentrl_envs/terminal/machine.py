@@ -64,7 +64,8 @@ class Machine:
             self.close()
             tree, alive, stopped = self._tree, self._services, stopped or str(error)
         self._tree, self._services = tree, alive
-        return Ran(result.exit_code, result.stdout, result.stderr, stopped, tree, alive)
+        stdout, stderr = (_beginning(each) if stopped else each for each in (result.stdout, result.stderr))
+        return Ran(result.exit_code, stdout, stderr, stopped, tree, alive)
 
     def close(self) -> None:
         box, self._box = self._box, None
@@ -95,6 +96,11 @@ class Machine:
         if others:
             box.run([SHELL, "-c", f"kill -9 {' '.join(others)}"])
         return tuple(name for name in self._services if name in services)
+
+
+def _beginning(printed: bytes) -> bytes:
+    """What a stopped command printed first: how much it had printed by then differs from run to run."""
+    return printed[: BOXES.output_bytes // 2]
 
 
 def missing() -> str | None:

@@ -151,7 +151,7 @@ def _same(one: Tree, other: Tree, path: str) -> bool:
 def _members(entry: Entry) -> Any:
     try:
         return unpacked(entry.content)
-    except Exception:
+    except ValueError:
         return entry.content
 
 
