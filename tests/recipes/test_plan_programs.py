@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from agentrl_jax import sharding
@@ -213,3 +213,20 @@ def test_compiling_without_the_compiler_says_what_to_install(qwen, monkeypatch, 
     monkeypatch.setattr("agentrl_jax.cli.plan._has_libtpu", lambda: False)
     assert main(["plan", qwen_config.__file__, "--topology", "v5e:4x4", "--level", "compiled"]) == 2
     assert "pip install -e '.[tpu]'" in capsys.readouterr().err
+
+
+def test_figures_are_read_off_an_executable():
+    """On a CPU, where a compiler is at hand; its text is what a TPU's is but for estimates of cycles."""
+    mesh = Mesh(np.asarray(jax.devices()).reshape(2, 4, 1, 1), sharding.AXES)
+    put = lambda shape, *axes: jax.ShapeDtypeStruct(shape, jnp.float32, sharding=NamedSharding(mesh, P(*axes)))  # noqa: E731
+
+    def step(x, weights):
+        return jax.lax.scan(lambda x, w: (x @ sharding.gathered(w, ("width", "mlp"), w.dtype), None), x, weights)[0]
+
+    arguments = put((16, 32), ("data", "fsdp")), put((6, 32, 32), None, "fsdp")
+    found = plan_compile.figures_of(jax.jit(step).lower(*arguments), 8, 1)
+    assert not found["oom"] and found["arguments"] == (16 * 32 / 8 + 6 * 32 * 32 / 4) * 4
+    assert found["peak"] > 0
+    assert found["matmul_flops"] == 6 * 2 * 2 * 32 * 32
+    (gather,) = (row for row in found["collectives"] if row["kind"] == "all-gather")
+    assert gather == {"kind": "all-gather", "group": 4, "count": 6, "bytes": 6 * 32 * 32 * 4}
