@@ -152,11 +152,11 @@ def check_collectives() -> None:
     mine = jax.make_array_from_callback((n,), split, lambda index: np.arange(n, dtype=np.float32)[index])
     ring = [(i, (i + 1) % n) for i in range(n)]
     i = np.arange(n, dtype=np.float32)
-    steps, total = jnp.arange(n, dtype=jnp.float32), n * (n - 1) / 2
+    total = n * (n - 1) / 2
     for name, function, expected in (
         ("all-reduce", lambda x: jax.lax.psum(x, "all"), np.full(n, total)),
         ("all-gather", lambda x: jnp.sum(jax.lax.all_gather(x, "all") ** 2, axis=0), np.full(n, np.sum(i**2))),
-        ("reduce-scatter", lambda x: jax.lax.psum_scatter(x * steps, "all", tiled=True), total * i),
+        ("reduce-scatter", lambda x: jax.lax.psum_scatter(x * i, "all", tiled=True), total * i),
         ("collective-permute", lambda x: jax.lax.ppermute(x, "all", ring), np.roll(i, 1)),
     ):  # fmt: skip
         spread = jax.jit(jax.shard_map(function, mesh=mesh, in_specs=split.spec, out_specs=split.spec, check_vma=False))
