@@ -164,9 +164,10 @@ def _group(text: str, devices: int) -> int:
         return len(listed[1].split(","))
     if tiled := re.search(r"replica_groups=\[(\d+),(\d+)\]", text):
         return int(tiled[2])
-    if named := re.search(r"replica_groups=mesh\[([^\]]*)\] ?\{([^}]*)\}", text):
+    if named := re.search(r"replica_groups=mesh\[([^\]]*)\].*?\{([^}]*)\}", text):
         sizes = dict(re.findall(r"'(\w+)'=(\d+)", named[1]))
-        return math.prod(int(sizes[axis]) for axis in re.findall(r"'(\w+)'", named[2]))
+        axes = re.findall(r"'(\w+)'(?::\(\d+\)(\d+))?", named[2])  # 'axis':(before)size is a part of one
+        return math.prod(int(part or sizes[axis]) for axis, part in axes)
     return devices
 
 

@@ -116,7 +116,14 @@ def test_collectives_in_loops_are_counted_as_often_as_they_run():
 
 @pytest.mark.parametrize(
     ("groups", "size"),
-    [("{{0,1},{2,3}}", 2), ("[4,2]<=[8]", 2), ("mesh['axis_0'=2,'axis_1'=4] {'axis_1'}", 4), ("{}", 8)],
+    [
+        ("{{0,1},{2,3}}", 2),
+        ("[4,2]<=[8]", 2),
+        ("mesh['a'=2,'b'=4] {'b'}", 4),
+        ("mesh['a'=4,'b'=2], device_ids=([2,4]T(1,0)) {'a'}", 4),
+        ("mesh['a'=8] {'a':(2)4}", 4),
+        ("{}", 8),
+    ],
 )
 def test_replica_groups_are_read_in_every_way_they_are_written(groups, size):
     text = f"""ENTRY %main (p: f32[4]) -> f32[4] {{
