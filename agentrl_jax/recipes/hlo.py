@@ -221,7 +221,7 @@ def _product(operation: Operation, shapes: dict[str, tuple[int, ...]]) -> float:
         places = sorted(label for label in of[1] if label.isdigit())
         window = re.search(r"window=\{([^}]*)\}", operation.text)
         fields = dict(field.split("=") for field in window[1].split()) if window else {}
-        taps = math.prod(_taps(*(part[place] for part in of), fields, n) for n, place in enumerate(places))
+        taps = math.prod(_taps(of[0][place], of[1][place], of[2][place], fields, n) for n, place in enumerate(places))
         return 2.0 * of[2]["b"] * of[2]["f"] * of[1]["i"] * taps
     return 0.0
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple
 
-import jax
+from jax.extend.core import ClosedJaxpr, Jaxpr
 
 
 class Flops(NamedTuple):
@@ -60,9 +60,9 @@ def _programs(equation: Any) -> list[Any]:
     found = []
     for value in equation.params.values():
         for part in value if isinstance(value, tuple | list) else (value,):
-            if isinstance(part, jax.extend.core.ClosedJaxpr):
+            if isinstance(part, ClosedJaxpr):
                 found.append(part.jaxpr)
-            elif isinstance(part, jax.extend.core.Jaxpr):
+            elif isinstance(part, Jaxpr):
                 found.append(part)
     return found
 

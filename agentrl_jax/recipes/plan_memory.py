@@ -55,10 +55,11 @@ def parts(config: RunConfig, model: llama.LlamaConfig, mesh: Any) -> Parts:
     Raises `UserError` where the rules cannot split a parameter evenly over the mesh.
     """
     everywhere = NamedSharding(mesh, PartitionSpec())
+    step: Any = _put(jnp.int32, (), everywhere)
     params = _params(config, model, mesh)
     learned = trained(params)
     here = config.external.url is None
-    state = LearnerState(params, _opt_state(config, learned, everywhere), _put(jnp.int32, (), everywhere))
+    state = LearnerState(params, _opt_state(config, learned, everywhere), step)
     return Parts(
         state=state,
         grads=jax.tree.map(lambda leaf: _put(jnp.float32, leaf.shape, leaf.sharding), learned),
@@ -211,7 +212,8 @@ def _params(config: RunConfig, model: llama.LlamaConfig, mesh: Any) -> Any:
 
 def _opt_state(config: RunConfig, params: Any, everywhere: NamedSharding) -> Any:
     """Moments lie as their parameters do."""
-    optimizer = rl.optimizer_of(config.loop) if config.loop is not None else sft.optimizer_of(settings(config))
+    chosen = settings(config)
+    optimizer = sft.optimizer_of(chosen) if isinstance(chosen, Sft) else rl.optimizer_of(chosen)
     state = jax.eval_shape(optimizer.init, params)
     return optax.tree.map_params(
         optimizer,

@@ -66,7 +66,10 @@ def _decode(config: RunConfig, model: llama.LlamaConfig, mesh: Any) -> Any:
     rows = min(_ROWS, config.rollout.slots)
     width = -(-config.rollout.context // memory.PAGE)
     everywhere = NamedSharding(mesh, PartitionSpec())
-    put = lambda dtype, *shape: jax.ShapeDtypeStruct(shape, dtype, sharding=everywhere)  # noqa: E731
+
+    def put(dtype: Any, *shape: int) -> Any:
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=everywhere)
+
     cuts = Cuts(*(put(dtype, rows) for dtype in (jnp.float32, jnp.int32, jnp.float32, jnp.float32)))
     arguments = decode.Rows(
         table=put(jnp.int32, rows, width), lengths=put(jnp.int32, rows), last=put(jnp.int32, rows),

@@ -71,7 +71,7 @@ def parse_mesh(text: str | None, devices: int) -> dict[str, int]:
 
     None is what `agentrl train` does: rows over all devices, parameters on each. Raises `UserError`.
     """
-    sizes = dict.fromkeys(AXES, 1)
+    sizes: dict[str, int] = dict.fromkeys(AXES, 1)
     for part in [] if text is None else text.split(","):
         found = re.fullmatch(r"(\w+)=(-1|[1-9]\d*)", part.strip())
         if found is None or found[1] not in AXES:
