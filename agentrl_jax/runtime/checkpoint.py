@@ -102,7 +102,7 @@ class Checkpoints:
             self._manager.close()
 
 
-def _score(metrics: Any) -> float | None:
+def _score(metrics: Any) -> Any:  # a float, or None where nothing was measured
     return metrics["score"]
 
 
