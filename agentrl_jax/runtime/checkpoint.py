@@ -6,9 +6,9 @@ leaves the previous checkpoint the latest. Saving goes on beside the run once th
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,12 +28,10 @@ class Checkpoints:
     """Numbered checkpoints in one directory: the newest `keep`, and the `best` of highest score of those with one."""
 
     def __init__(self, directory: Path, *, keep: int, best: int = 0, read_only: bool = False) -> None:
-        kept = None if read_only else _newest_and_best(keep, best)
-        if best:  # a step without an evaluation has no score: as it should be
-            logging.getLogger("absl").addFilter(_no_word_of_scores)
+        kept = None if read_only else _NewestAndBest(keep, best)
         options = ocp.CheckpointManagerOptions(
-            preservation_policy=kept, best_fn=_score if best else None, enable_async_checkpointing=not read_only,
-            read_only=read_only, create=not read_only,
+            preservation_policy=kept, best_fn=_score, enable_async_checkpointing=not read_only, read_only=read_only,
+            create=not read_only,
         )  # fmt: skip
         self._directory = directory
         self._manager = ocp.CheckpointManager(directory.resolve(), options=options)
@@ -49,10 +47,9 @@ class Checkpoints:
 
         Raises `UserError` where this save, or the one before it, cannot be written.
         """
-        metrics = None if score is None else {"score": score}
         with jax.transfer_guard("allow"), self._told():
             arguments = ocp.args.Composite(state=ocp.args.StandardSave(state), record=ocp.args.JsonSave(record))
-            self._manager.save(number, args=arguments, metrics=metrics)
+            self._manager.save(number, args=arguments, metrics={"score": score})
 
     def check(self) -> None:
         """Raises `UserError` where a save has failed meanwhile; never waits."""
@@ -105,17 +102,19 @@ class Checkpoints:
             self._manager.close()
 
 
-def _no_word_of_scores(record: logging.LogRecord) -> bool:
-    return "tracked_metric" not in str(record.msg)
-
-
-def _score(metrics: Any) -> float:
+def _score(metrics: Any) -> Any:  # a float, or None where nothing was measured
     return metrics["score"]
 
 
-def _newest_and_best(keep: int, best: int) -> Any:
-    policies = ocp.checkpoint_managers
-    if not best:
-        return policies.LatestN(keep)
-    highest = policies.BestN(n=best, get_metric_fn=_score, keep_checkpoints_without_metrics=False)
-    return policies.AnyPreservationPolicy([policies.LatestN(keep), highest])
+@dataclass(frozen=True)
+class _NewestAndBest(ocp.checkpoint_managers.PreservationPolicy):
+    """Of equal scores the newer is the better."""
+
+    keep: int
+    best: int
+
+    def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
+        scores = [(None if c.metrics is None else _score(c.metrics), place) for place, c in enumerate(checkpoints)]
+        highest = sorted((score, place) for score, place in scores if score is not None)[::-1][: self.best]
+        kept = {place for _, place in (*highest, *scores[-self.keep :])}
+        return [place in kept for place in range(len(checkpoints))]

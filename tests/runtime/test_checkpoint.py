@@ -69,7 +69,7 @@ def test_what_is_saved_may_be_donated_at_once(directory: Path) -> None:
     checkpoints.close()
 
 
-def test_the_newest_and_the_best_stay(directory: Path) -> None:
+def test_the_newest_and_the_best_stay(directory: Path, capfd: pytest.CaptureFixture[str]) -> None:
     scores = {1: 0.5, 2: 0.9, 3: 0.1, 4: None, 5: 0.4, 6: None, 7: None}
     checkpoints = Checkpoints(directory, keep=2, best=2)
     for number, score in list(scores.items())[:4]:
@@ -84,6 +84,7 @@ def test_the_newest_and_the_best_stay(directory: Path) -> None:
     newest = Checkpoints(directory, keep=2)
     newest.save(8, placed(1), {}, score=0.0)
     newest.close()
+    assert not capfd.readouterr().err, "nothing is said where all is well"
     assert numbers(directory) == [7, 8] and Checkpoints(directory, keep=1, read_only=True).latest() == 8
 
 
