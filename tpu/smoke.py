@@ -106,7 +106,8 @@ def join(arguments: argparse.Namespace) -> None:
     try:
         jax.distributed.initialize(
             arguments.coordinator, arguments.processes, arguments.process,
-            initialization_timeout=math.ceil(arguments.timeout),
+            # Longer than the phase may last: JAX ends the process without a word of its own, `phase` names it.
+            initialization_timeout=math.ceil(arguments.timeout) + 60,
         )  # fmt: skip
     except (RuntimeError, ValueError) as error:
         raise Failed(f"the processes did not find each other: {error}") from error
