@@ -112,7 +112,7 @@ def test_a_state_that_no_action_explains_is_a_violation(play, task):
 def test_a_refused_step_of_any_form_is_judged(play, task, value):
     refused = ToolCall(name="apply", arguments={"step": "self", "values": {"p": value}})
     played = play(CALCULUS, task, [refused, *CALCULUS.solve(task)])
-    assert played.observations[1].status is Status.INVALID_ACTION and played.verdict.success
+    assert played.observations[0].status is Status.INVALID_ACTION and played.verdict.success
 
 
 def test_a_harder_theorem_does_not_follow_from_the_proof_of_another(play, task):
