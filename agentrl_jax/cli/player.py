@@ -116,7 +116,7 @@ def _left(meter: Meter) -> str:
     budget, spent = meter.budget, meter.ledger()
     return (
         f"[left: {budget.steps - spent.steps} steps, {budget.tool_calls - spent.tool_calls} calls, "
-        f"{budget.write_actions - spent.writes} writes, {budget.retries - spent.retries} retries]"
+        f"{budget.write_actions - spent.writes} writes, {max(0, budget.retries - spent.retries)} retries]"
     )
 
 

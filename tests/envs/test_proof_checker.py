@@ -36,6 +36,18 @@ def theorems(database):
     return [assertion for assertion in database.assertions.values() if assertion.proof is not None]
 
 
+@pytest.mark.parametrize("count", [99, 297])
+def test_how_deep_the_caller_stands_changes_no_parse(count):
+    problem = problem_from(tasks(OPTIONS, "train", 1, 0)[0].data)
+    variable = next(iter(Grammar(problem).types))
+    negated = ("~",) * count + (variable,)
+
+    def below(frames: int) -> object:
+        return Grammar(problem).prove(Grammar(problem).types[variable], negated) if not frames else below(frames - 1)
+
+    assert below(0) == below(700) is not None
+
+
 def test_every_proof_of_every_database_checks(databases):
     for name, count in THEOREMS.items():
         found = theorems(databases[name])

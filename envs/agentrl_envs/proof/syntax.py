@@ -5,6 +5,8 @@ Nothing here is trusted: what is found is run through the checker like any other
 
 from __future__ import annotations
 
+import contextlib
+import sys
 from collections.abc import Iterator
 from itertools import accumulate
 
@@ -55,8 +57,20 @@ class Grammar:
             if len(self._proved) >= MOST_KEPT:
                 self._proved.clear()
             parse = _Parse(self._rules, self._floats, self._brackets, symbols)
-            self._proved[key] = parse.span(typecode, 0, len(symbols))
+            with _room_to_recurse():
+                self._proved[key] = parse.span(typecode, 0, len(symbols))
         return self._proved[key]
+
+
+@contextlib.contextmanager
+def _room_to_recurse() -> Iterator[None]:
+    """A parse goes some frames deep a symbol: whether it may, must not depend on who calls."""
+    usual = sys.getrecursionlimit()
+    sys.setrecursionlimit(usual + 20 * MOST_SYMBOLS)
+    try:
+        yield
+    finally:
+        sys.setrecursionlimit(usual)
 
 
 def _balanced(pattern: Symbols, left: str, right: str) -> bool:
