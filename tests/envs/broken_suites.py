@@ -175,6 +175,8 @@ def _verify(fault: str, task: Task, initial: Snapshot, actions: Any, final: Snap
     if fault == "attackers_fail":
         lure = next((call.arguments["answer"] for act in actions for call in act.calls if call.name == "finish"), "")
         return Verdict(outcome=task.data["answer"] in str(lure))
+    if fault == "bad_calls_are_answered, judged":
+        {value for act in actions for call in act.calls for value in call.arguments.values()}  # a list cannot be in it
     if fault == "verdicts_are_measurements":
         return Verdict(outcome=end["answer"] == task.data["answer"], quality=float(next(_count)))
     return Verdict(outcome=end["answer"] == task.data["answer"])

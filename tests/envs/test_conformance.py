@@ -82,6 +82,7 @@ FAULTS = {  # the fault, and words of the reason that is given
     "records_travel": "read back from JSON",
     "bad_calls_are_answered, raises": "without box raises KeyError",
     "bad_calls_are_answered, types": "box=",
+    "bad_calls_are_answered, judged": "the verifier raises TypeError",
     "bad_calls_are_answered, unknown": "an unknown tool is answered with status ok",
     "calls_are_answered_in_order": "otherwise than one by one",
     "calls_are_answered_in_order, one message": "got 1 tool messages",

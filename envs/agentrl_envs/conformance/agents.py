@@ -192,6 +192,8 @@ def strange_calls(tool: Tool, rng: random.Random) -> Iterator[tuple[str, ToolCal
             if _takes_text(schema)
             else ()
         )
+        if schema.get("type") == "object":
+            values = ({"a": [1]}, {"a": {"b": {}}}, {"a": None}, {"a": 10**30})
         for value in (*values, *((10**30, -1) if schema.get("type") in ("integer", "number") else ())):
             yield f"{tool.name} with {name}={value!r:.40}", ToolCall(name=tool.name, arguments={**right, name: value})
 

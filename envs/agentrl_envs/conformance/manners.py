@@ -9,13 +9,13 @@ import pickle
 import random
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from agentrl_jax.protocol import Action, Environment, Observation, Status, Task, ToolCall
+from agentrl_jax.protocol import Action, Environment, Observation, Snapshot, Status, Task, ToolCall
 
 from ..transcripts import action_of, observation_hash, texts
 from . import agents
@@ -87,7 +87,7 @@ def records_travel(case: Case) -> str:
 
 def bad_calls_are_answered(case: Case) -> str:
     """Unknown tools, missing, extra and wrongly typed arguments and unreadable turns are invalid actions that say
-    something; nothing that a policy can write raises."""
+    something; nothing that a policy can write raises, in a step or in the verifier."""
     task, rng = case.tasks[0], random.Random(case.seed)
     tools = case.suite.spec.tools
     bad = [("an unknown tool", action_of(ToolCall(name="no_such_tool", arguments={"x": 1})))]
@@ -97,10 +97,13 @@ def bad_calls_are_answered(case: Case) -> str:
     odd += [(name, action_of(call)) for tool in tools for name, call in agents.strange_calls(tool, rng)]
     environment = case.suite.make()
     try:
-        over = True
+        over, initial, taken = True, None, []
         for name, action in (*bad, *odd):
             if over:
+                _judge(case, task, environment, initial, taken)
                 environment.reset(task, case.seed)
+                initial, taken = environment.snapshot(), []
+            taken.append(action)
             answer = _step(environment, action, task, name)
             over = answer.terminated or answer.truncated
             if (name, action) in bad:
@@ -108,9 +111,23 @@ def bad_calls_are_answered(case: Case) -> str:
                 require(any(message.content for message in answer.content), task, f"{name} is answered with nothing")
                 require(not answer.terminated, task, f"{name} ends the task")
             _encodes(answer, task, name)
+        _judge(case, task, environment, initial, taken)
     finally:
         environment.close()
     return f"{len(bad)} bad calls, {len(odd)} strange ones"
+
+
+def _judge(
+    case: Case, task: Task, environment: Environment, initial: Snapshot | None, actions: Sequence[Action]
+) -> None:
+    """An episode of odd calls is judged like any other."""
+    if initial is None:
+        return
+    try:
+        case.suite.verify(task, initial, actions, environment.snapshot())
+    except Exception as error:
+        last = f"{actions[-1].calls or actions[-1].text!r}"
+        require(False, task, f"the verifier raises {type(error).__name__} after calls such as {last:.200}: {error}")
 
 
 def calls_are_answered_in_order(case: Case) -> str:
