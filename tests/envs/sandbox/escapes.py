@@ -255,10 +255,12 @@ def a_killed_parent(make: Make) -> None:
         [sys.executable, "-c", program], stdout=subprocess.PIPE, env=dict(os.environ, PYTHONPATH=":".join(sys.path))
     )
     with parent:
-        assert parent.stdout is not None and parent.stdout.readline() == b"ready\n"
-        assert running(f"sleep\0{mark}")
-        parent.kill()
-        parent.wait()
+        try:
+            assert parent.stdout is not None and parent.stdout.readline() == b"ready\n"
+            assert until(lambda: running(f"sleep\0{mark}"))  # the shell may be back before they have begun
+        finally:
+            parent.kill()
+            parent.wait()
         assert gone(f"sleep\0{mark}"), "processes of the box outlive its owner"
 
 

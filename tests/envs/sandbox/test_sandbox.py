@@ -32,6 +32,7 @@ from agentrl_envs.sandbox import (
 from agentrl_envs.sandbox.boxed import frames, tar
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from ways import running, until
 
 Make = Callable[..., Sandbox]
 FILES = {"a.txt": b"alpha\n", "pkg/m.py": b"print('hello')\n", "pkg/empty/": b"", "big.bin": bytes(range(256)) * 5000}
@@ -253,6 +254,13 @@ def test_the_interpreter_of_the_tests_can_be_shown(make: Make) -> None:
     assert result.stdout.decode().strip() == str(list(sys.version_info[:2])), result
 
 
+def _command_line(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:  # it is gone
+        return b""
+
+
 def test_reaping_ends_what_a_dead_owner_left() -> None:
     """Without namespaces a daemon can outlive everything that watches over it, all killed at once."""
     if available()["landlock"]:
@@ -267,8 +275,9 @@ def test_reaping_ends_what_a_dead_owner_left() -> None:
     environment = dict(os.environ, PYTHONPATH=":".join(sys.path))
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, env=environment) as owner:
         assert owner.stdout is not None and owner.stdout.readline()
+        assert until(lambda: running(mark))  # the shell may be back before it has begun
         family = [owner.pid, *below(owner.pid)]
-        daemon = [pid for pid in family if mark.encode() in Path(f"/proc/{pid}/cmdline").read_bytes()]
+        daemon = [pid for pid in family if mark.encode() in _command_line(pid)]
         assert len(daemon) == 1
         others = [pid for pid in family if pid not in daemon]
         for pid in others:
@@ -280,9 +289,7 @@ def test_reaping_ends_what_a_dead_owner_left() -> None:
     assert reap("another-run") == 0 or os.getuid() == 0
     reap("reaped")
     deadline = time.monotonic() + 5
-    while (
-        Path(f"/proc/{daemon[0]}/cmdline").exists() and mark.encode() in Path(f"/proc/{daemon[0]}/cmdline").read_bytes()
-    ):
+    while mark.encode() in _command_line(daemon[0]):
         assert time.monotonic() < deadline
         time.sleep(0.01)
     assert not list(Path("/tmp").glob(f"agentrl-{owner.pid}-*"))
