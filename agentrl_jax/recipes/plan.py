@@ -233,8 +233,3 @@ def advice(wanted: Request, report: dict[str, Any], found: list[dict[str, Any]])
     return [
         f"nothing tried fits: {whole['what']} takes {whole['gib']} GiB of {report['limit_gib']}; more or larger chips"
     ]
-
-
-def dominant(report: dict[str, Any]) -> str:
-    """The program with the highest peak."""
-    return max(report["programs"], key=lambda row: row["gib"])["program"]

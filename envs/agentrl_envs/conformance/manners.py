@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import inspect
 import json
 import os
 import pickle
@@ -172,6 +173,8 @@ def _cancel(case: Case, task: Task, call: Callable[[Environment], Any], share: f
 
         def trace(frame: FrameType, event: str, _: Any) -> None:
             nonlocal count
+            if frame.f_code.co_flags & inspect.CO_GENERATOR:  # raised where one is put away, it would reach nobody
+                return
             if event == "call" and frame.f_code.co_filename.startswith(folder):
                 count += 1
                 if count == stop_at:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
-from typing import Any
-
-from agentrl_jax.protocol import Action, EnvironmentSpec, Message, Observation, Snapshot, Status, Task, ToolCall
+from agentrl_jax.protocol import Action, EnvironmentSpec, Message, Observation, Status, Task, ToolCall
 
 from ..answering import Reply, answer
+from ..json_state import JsonState
 from .answers import EXPECTED, Unreadable, read
 from .calculator import Refused, evaluate, write
 from .python_tool import PythonTool
@@ -20,7 +17,7 @@ HOW = {
 }
 
 
-class MathEnvironment:
+class MathEnvironment(JsonState):
     """Everything follows from the task; the episode's seed changes nothing. Each computation stands alone, so the
     state is small: what was answered, and which of the reference's values have not been seen yet."""
 
@@ -28,7 +25,6 @@ class MathEnvironment:
         self.spec = spec
         self._options = options
         self._python = PythonTool(options.backend)
-        self._state: dict[str, Any] | None = None
 
     def reset(self, task: Task, seed: int) -> Observation:
         self.close()
@@ -73,19 +69,6 @@ class MathEnvironment:
             wanted.remove(found)
         return reply._replace(gain=float(found is not None))
 
-    def snapshot(self) -> Snapshot:
-        content = json.dumps(self._open(), sort_keys=True).encode()
-        return Snapshot(data=content, hash=hashlib.sha256(content).hexdigest())
-
-    def restore(self, snapshot: Snapshot) -> None:
-        self.close()
-        self._state = json.loads(snapshot.data)
-
     def close(self) -> None:
-        self._state = None
+        super().close()
         self._python.close()
-
-    def _open(self) -> dict[str, Any]:
-        if self._state is None:
-            raise RuntimeError("the environment is closed: call reset(task, seed) or restore(snapshot) first")
-        return self._state

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
+from agentrl_jax.protocol import Action, EnvironmentSpec, Message, Observation, Status, Task
 
-from agentrl_jax.protocol import Action, EnvironmentSpec, Message, Observation, Snapshot, Status, Task
-
-from .service import Catalogue, Denied, Invalid, State, execute
+from ..json_state import JsonState
+from .service import Catalogue, Denied, Invalid, execute
 
 NO_CALL = "error: call a tool; when nothing is left to do, call finish"
 
 
-class RetailEnvironment:
+class RetailEnvironment(JsonState):
     """Everything follows from the task; the episode's seed changes nothing."""
 
     def __init__(self, spec: EnvironmentSpec, catalogue: Catalogue, system: str) -> None:
         self.spec = spec
         self._catalogue = catalogue
         self._system = system
-        self._state: State | None = None
 
     def reset(self, task: Task, seed: int) -> Observation:
         self._state = self._catalogue.tenant(task)
@@ -49,21 +46,6 @@ class RetailEnvironment:
                 texts.append(f"denied: {error}")
                 status = Status.DENIED if status is Status.OK else status
         return _answer(texts, status, terminated=state["finished"])
-
-    def snapshot(self) -> Snapshot:
-        content = json.dumps(self._open(), sort_keys=True).encode()
-        return Snapshot(data=content, hash=hashlib.sha256(content).hexdigest())
-
-    def restore(self, snapshot: Snapshot) -> None:
-        self._state = json.loads(snapshot.data)
-
-    def close(self) -> None:
-        self._state = None
-
-    def _open(self) -> State:
-        if self._state is None:
-            raise RuntimeError("the environment is closed: call reset(task, seed) or restore(snapshot) first")
-        return self._state
 
 
 def _answer(texts: list[str], status: Status, *, terminated: bool = False) -> Observation:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Callable
 
-from agentrl_jax.protocol import Action, EnvironmentSpec, Message, Observation, Snapshot, Status, Task
+from agentrl_jax.protocol import Action, EnvironmentSpec, Message, Observation, Status, Task
 
+from ..json_state import JsonState
 from . import tools
 from .index import Index
 from .tools import State
@@ -21,7 +20,7 @@ SYSTEM = (
 )
 
 
-class SearchEnvironment:
+class SearchEnvironment(JsonState):
     """Everything follows from the task; the episode's seed changes nothing.
 
     The state is what was opened, cited and answered, and which documents and searches are still to fail. The corpus is
@@ -33,7 +32,6 @@ class SearchEnvironment:
         self._index = index
         self._results = results
         self._system = system
-        self._state: State | None = None
 
     def reset(self, task: Task, seed: int) -> Observation:
         self._state = start(task)
@@ -62,21 +60,6 @@ class SearchEnvironment:
             status = status if reply.status is Status.OK else reply.status
         gain = (covered(state) - before) / len(state["support"])
         return _answer(texts, status, terminated=state["answer"] is not None, gain=gain)
-
-    def snapshot(self) -> Snapshot:
-        content = json.dumps(self._open(), sort_keys=True).encode()
-        return Snapshot(data=content, hash=hashlib.sha256(content).hexdigest())
-
-    def restore(self, snapshot: Snapshot) -> None:
-        self._state = json.loads(snapshot.data)
-
-    def close(self) -> None:
-        self._state = None
-
-    def _open(self) -> State:
-        if self._state is None:
-            raise RuntimeError("the environment is closed: call reset(task, seed) or restore(snapshot) first")
-        return self._state
 
 
 def start(task: Task) -> State:
