@@ -97,6 +97,8 @@ def _run_stages(
 
 def _go_through_stages(run: Run) -> None:
     config = run.config
+    if run.restored is None:  # also where the evaluation is there already: versions are numbered as without a stop
+        run.publish()
     if not _has_evaluation(run, "before"):
         _evaluate_around(run, "before")
     for index, stage in enumerate(config.stages):
