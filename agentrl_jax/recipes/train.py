@@ -34,6 +34,7 @@ from agentrl_jax.rollout.ray_pool import RayPool
 from agentrl_jax.runtime.checkpoint import Checkpoints
 from agentrl_jax.runtime.clock import Clock
 from agentrl_jax.runtime.engine import Engine
+from agentrl_jax.runtime.fleet import spread
 from agentrl_jax.runtime.grammars import Grammars
 from agentrl_jax.runtime.interrupts import Interrupted, Interrupts
 from agentrl_jax.runtime.progress import Progress
@@ -197,7 +198,7 @@ def _engine(config: RunConfig, policy: policies.Policy, everywhere: Any, grammar
         decode_steps=r.decode_steps,
         stop_ids=policy.renderer.stop_ids,
         seed=config.seed,
-        sharding=everywhere,
+        sharding=spread(jax.local_devices()),
         grammars=grammars,
     )
 
