@@ -80,6 +80,7 @@ def check(config: RunConfig) -> RunConfig:
     _check_rollout(config)
     _check_external(config)
     _check_mesh(config.mesh)
+    _check_placement(config)
     if config.sft is not None:
         _check_sft(config.sft)
     if config.loop is not None:
@@ -254,6 +255,19 @@ def _check_mesh(shape: MeshShape) -> None:
     free = [axis for axis, size in asked.items() if size == -1]
     said = " and ".join(f"mesh.{axis}=-1" for axis in free)
     _require(len(free) < 2, f"{said}: one axis can take the devices that the others leave; give the others a size")
+
+
+def _check_placement(config: RunConfig) -> None:
+    placement, count = config.placement, config.sampler_devices
+    _require(placement in ("colocated", "split"), f"placement={placement!r}: expected 'colocated' or 'split'")
+    _require(0 <= count <= _MOST, f"sampler_devices={str(count)[:20]}: expected 0, or devices that sample")
+    if placement == "colocated":
+        _require(count == 0, f"sampler_devices={count} has no effect without placement='split'")
+        return
+    _require(count > 0, "placement='split' needs sampler_devices: how many devices of each process sample")
+    _require(
+        config.external.url is None, "placement='split' has no effect with external.url: a server samples; leave it out"
+    )
 
 
 def _check_cut(section: str, cut: Cut) -> None:

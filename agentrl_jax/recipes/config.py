@@ -261,6 +261,10 @@ class RunConfig:
     evaluation: Evaluation = field(default_factory=Evaluation)
     checkpoints: Checkpoints = field(default_factory=Checkpoints)
     mesh: MeshShape = field(default_factory=MeshShape)
+    # "colocated": the same devices sample and learn, in turn. "split": of each process's devices the last
+    # `sampler_devices` sample and the others learn; a publication goes from device to device.
+    placement: Literal["colocated", "split"] = "colocated"
+    sampler_devices: int = 0
     # What the backward pass recomputes of each layer: less memory, up to a third more work. True is full.
     remat: bool | Remat = False
     logprob_chunk: int = 2048  # tokens projected to the vocabulary at once

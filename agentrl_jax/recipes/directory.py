@@ -17,7 +17,8 @@ from agentrl_jax.recipes.config import RunConfig
 from agentrl_jax.recipes.describe import describe
 from agentrl_jax.runtime.sinks import write_json
 
-_ELSEWHERE = ("mesh",)  # settings of the machines, not of what is computed: a run may go on under others
+# Settings of the machines, not of what is computed: a run may go on under others.
+_ELSEWHERE = ("mesh", "placement", "sampler_devices")
 
 
 @dataclass(frozen=True, kw_only=True)

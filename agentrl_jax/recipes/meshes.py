@@ -1,4 +1,4 @@
-"""The mesh of a run: its sizes, what they have to divide, and where the parameters lie on it."""
+"""The devices of a run: which sample and which learn, the learner's mesh, and where the parameters lie on it."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ def sizes(shape: MeshShape, devices: int) -> dict[str, int]:
     return found
 
 
-def make(shape: MeshShape) -> jax.sharding.Mesh:
-    """The mesh over all devices."""
-    found = devices()
-    return sharding.make_mesh(**sizes(shape, len(found)), devices=found)
+def make(config: RunConfig) -> jax.sharding.Mesh:
+    """The mesh over the devices that learn."""
+    found = learners(config)
+    return sharding.make_mesh(**sizes(config.mesh, len(found)), devices=found)
 
 
 def devices() -> list[Any]:
@@ -40,9 +40,47 @@ def devices() -> list[Any]:
     return jax.devices()
 
 
+def samplers(config: RunConfig) -> list[Any]:
+    """The devices of this process that sample: all of them, or the last `sampler_devices` where the run is split."""
+    mine = [device for device in devices() if device.process_index == jax.process_index()]
+    return mine[-config.sampler_devices :] if config.placement == "split" else mine
+
+
+def learners(config: RunConfig) -> list[Any]:
+    """The devices of all processes that learn."""
+    if config.placement != "split":
+        return devices()
+    by_process: dict[int, list[Any]] = {}
+    for device in devices():
+        by_process.setdefault(device.process_index, []).append(device)
+    kept = {device for mine in by_process.values() for device in mine[: -config.sampler_devices]}
+    return [device for device in devices() if device in kept]
+
+
+def check_placement(config: RunConfig) -> None:
+    """Refuses what the devices of a process cannot be shared out to. Raises `UserError`."""
+    if config.external.url is not None:
+        return
+    local = sum(device.process_index == jax.process_index() for device in devices())
+    split, count = config.placement == "split", config.sampler_devices
+    if split and count >= local:
+        instead = f"set at most {local - 1}" if local > 1 else "set placement='colocated' and sampler_devices=0"
+        raise UserError(f"sampler_devices={count} leaves none of a process's {local} devices to learn: {instead}")
+    slots, sampling = config.rollout.slots, count if split else local
+    if slots % sampling:
+        raise UserError(
+            f"rollout.slots={slots} must be a multiple of the {sampling} devices that sample: set rollout.slots="
+            f"{-(-slots // sampling) * sampling}"
+        )
+
+
 def check_mesh(config: RunConfig, model: llama.LlamaConfig) -> None:
-    """Refuses a mesh that does not divide the devices, the model, or the rows of a step. Raises `UserError`."""
-    found = sizes(config.mesh, len(devices()))
+    """Refuses a mesh that does not divide the devices, the model, or the rows of a step, and `check_placement`.
+
+    Raises `UserError`.
+    """
+    check_placement(config)
+    found = sizes(config.mesh, len(learners(config)))
     if found["expert"] > 1 and not model.experts:
         raise UserError(f"mesh.expert={found['expert']}: the policy has no experts to split: set mesh.expert=1")
     splits = {

@@ -12,7 +12,7 @@ from typing import Any
 
 import jax
 
-from agentrl_jax import __version__, sharding
+from agentrl_jax import __version__
 from agentrl_jax.errors import UserError
 from agentrl_jax.models import llama
 from agentrl_jax.models.lora import trained, with_trained
@@ -35,6 +35,7 @@ from agentrl_jax.rollout.ray_pool import RayPool
 from agentrl_jax.runtime.checkpoint import Checkpoints
 from agentrl_jax.runtime.clock import Clock
 from agentrl_jax.runtime.engine import Engine
+from agentrl_jax.runtime.fleet import spread
 from agentrl_jax.runtime.grammars import Grammars
 from agentrl_jax.runtime.interrupts import Interrupted, Interrupts
 from agentrl_jax.runtime.progress import Progress
@@ -137,8 +138,7 @@ def open_run(
     quiet: bool,
     evaluating: bool = False,
 ) -> Run:
-    mesh = meshes.make(config.mesh)
-    everywhere = sharding.replicated(mesh)
+    mesh = meshes.make(config)
     c = config.checkpoints
     checkpoints = Checkpoints(directory / "checkpoints", keep=c.keep, best=c.best, read_only=evaluating)
     stack.callback(checkpoints.close)
@@ -168,7 +168,7 @@ def open_run(
         directory=directory,
         suite=suite,
         policy=policy,
-        engine=external or _engine(config, policy, everywhere, grammars),
+        engine=external or _engine(config, policy, grammars),
         pool=pool,
         sinks=stack.enter_context(RunSinks(directory / "evaluation" if evaluating else directory)),
         progress=stack.enter_context(Progress(config.name, quiet=quiet)),
@@ -189,7 +189,7 @@ def open_run(
     return run
 
 
-def _engine(config: RunConfig, policy: policies.Policy, everywhere: Any, grammars: Grammars | None) -> Engine:
+def _engine(config: RunConfig, policy: policies.Policy, grammars: Grammars | None) -> Engine:
     r = config.rollout
     return Engine(
         policy.model,
@@ -200,7 +200,7 @@ def _engine(config: RunConfig, policy: policies.Policy, everywhere: Any, grammar
         decode_steps=r.decode_steps,
         stop_ids=policy.renderer.stop_ids,
         seed=config.seed,
-        sharding=everywhere,
+        sharding=spread(meshes.samplers(config)),
         grammars=grammars,
     )
 

@@ -42,7 +42,7 @@ def on(**mesh):
     ],
 )
 def test_one_axis_takes_the_devices_that_the_others_leave(mesh, expected):
-    assert meshes.sizes(MeshShape(**mesh), 8) == expected == dict(meshes.make(MeshShape(**mesh)).shape)
+    assert meshes.sizes(MeshShape(**mesh), 8) == expected == dict(meshes.make(on(**mesh)).shape)
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_a_vocabulary_and_rows_that_do_not_divide_say_what_does():
     "optimizer", [adamw(1e-2), ADAFACTOR, optax.contrib.muon(1e-3)], ids=["adamw", "adafactor", "muon"]
 )
 def test_params_optimizer_state_and_step_lie_by_rule(optimizer):
-    mesh = meshes.make(MeshShape(fsdp=2, tensor=2))
+    mesh = meshes.make(on(fsdp=2, tensor=2))
     places = meshes.placement(good(), MODEL, mesh)
     params = jax.jit(lambda key: llama.init(MODEL, key), out_shardings=places)(jax.random.key(0))
     assert placed(params) == places and places["layers"]["gate"].spec == P(None, "fsdp", "tensor")
@@ -97,7 +97,7 @@ def test_params_optimizer_state_and_step_lie_by_rule(optimizer):
 
 
 def test_a_factored_moment_lies_as_what_is_left_of_its_parameter():
-    places = meshes.placement(good(), MODEL, meshes.make(MeshShape(fsdp=2, tensor=2)))
+    places = meshes.placement(good(), MODEL, meshes.make(on(fsdp=2, tensor=2)))
     shapes = jax.tree.map(
         lambda leaf, place: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place), llama.shapes(MODEL), places
     )
@@ -108,7 +108,7 @@ def test_a_factored_moment_lies_as_what_is_left_of_its_parameter():
 
 
 def test_a_publication_is_whole_on_every_device_and_equal():
-    mesh = meshes.make(MeshShape(fsdp=4, tensor=2))
+    mesh = meshes.make(on(fsdp=4, tensor=2))
     params = llama.init(MODEL, jax.random.key(0))
     spread = jax.device_put(params, meshes.placement(good(), MODEL, mesh))
     everywhere = sharding.replicated(mesh)
@@ -123,7 +123,7 @@ def test_adapters_are_whole_and_what_is_frozen_is_split(base):
     if base != "full":
         pytest.importorskip("qwix", reason="quantised projections need qwix: pip install qwix")
     config = replace(good(), policy=PretrainedPolicy(path="none", lora=Lora(rank=2, base=base)))
-    found = meshes.placement(config, MODEL, meshes.make(MeshShape(fsdp=2, tensor=2)))
+    found = meshes.placement(config, MODEL, meshes.make(on(fsdp=2, tensor=2)))
     assert isinstance(found, LoraParams) and found.adapters["query"]["a"].spec == P()
     first, *scales = jax.tree.leaves(found.base["layers"]["gate"])
     assert first.spec == P(None, "fsdp", "tensor") and len(scales) == (base != "full")
