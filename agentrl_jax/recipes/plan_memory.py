@@ -10,18 +10,19 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import optax
 from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
 from agentrl_jax import sharding
 from agentrl_jax.batch import TokenBatch
 from agentrl_jax.errors import UserError
 from agentrl_jax.kernels.kept import words
+from agentrl_jax.learner.placement import in_memory, placed_like
 from agentrl_jax.learner.state import LearnerState
 from agentrl_jax.models import llama, lora
 from agentrl_jax.models.lora import LoraParams, trained
 from agentrl_jax.recipes import rl, sft
 from agentrl_jax.recipes.config import Loop, PretrainedPolicy, RunConfig, Sft
+from agentrl_jax.recipes.optimizing import HOST, memory_kind
 from agentrl_jax.sampler import decode
 from agentrl_jax.sampler.pages import PAGE
 
@@ -59,7 +60,7 @@ def parts(config: RunConfig, model: llama.LlamaConfig, mesh: Any) -> Parts:
     params = _params(config, model, mesh)
     learned = trained(params)
     here = config.external.url is None
-    state = LearnerState(params, _opt_state(config, learned, everywhere), step)
+    state = LearnerState(params, _opt_state(config, learned), step)
     return Parts(
         state=state,
         grads=jax.tree.map(lambda leaf: _put(jnp.float32, leaf.shape, leaf.sharding), learned),
@@ -95,9 +96,18 @@ def resident(found: Parts) -> list[Held]:
 
 
 def held(name: str, tree: Any) -> Held:
-    """Bytes of a tree of placed shapes on one device."""
-    sizes = [(f"{name}{jax.tree_util.keystr(path)}", local_bytes(x)) for path, x in jax.tree.leaves_with_path(tree)]
+    """Bytes of a tree of placed shapes on one device; what is offloaded takes none."""
+    sizes = [(f"{name}{jax.tree_util.keystr(path)}", on_device(x)) for path, x in jax.tree.leaves_with_path(tree)]
     return Held(name, sum(size for _, size in sizes), sorted(sizes, key=lambda item: -item[1])[:3])
+
+
+def offloaded(found: Parts) -> int:
+    """Bytes of a device's share of the optimizer's state that lie in its host's memory between updates."""
+    return sum(local_bytes(x) - on_device(x) for x in jax.tree.leaves(found.state.opt_state))
+
+
+def on_device(leaf: Any) -> int:
+    return 0 if leaf.sharding.memory_kind == HOST else local_bytes(leaf)
 
 
 def local_bytes(leaf: Any) -> int:
@@ -157,7 +167,8 @@ def transient(config: RunConfig, model: llama.LlamaConfig, mesh: Any, found: Par
     grads = held("gradients", found.grads).bytes
     head = _head(config, model, mesh)
     programs = {"update": grads + _activations(config, model, mesh) + head["logits"] + head["gradient"]}
-    programs["apply"] = 2 * grads  # the clipped gradients and the updates; the rest is fused or donated
+    # The clipped gradients and the updates, and the state where it is brought in; the rest is fused or donated.
+    programs["apply"] = 2 * grads + offloaded(found)
     if config.loop is not None and (rescored(config.loop) or config.loop.objective.kl is not None):
         programs["score"] = _activations(config, model, mesh, kept=False) + head["logits"]
     if found.sampler is not None:
@@ -210,18 +221,12 @@ def _params(config: RunConfig, model: llama.LlamaConfig, mesh: Any) -> Any:
     return LoraParams(_place(adapted.adapters, everywhere), base, adapted.scale)
 
 
-def _opt_state(config: RunConfig, params: Any, everywhere: NamedSharding) -> Any:
-    """Moments lie as their parameters do."""
+def _opt_state(config: RunConfig, params: Any) -> Any:
     chosen = settings(config)
     optimizer = sft.optimizer_of(chosen) if isinstance(chosen, Sft) else rl.optimizer_of(chosen)
     state = jax.eval_shape(optimizer.init, params)
-    return optax.tree.map_params(
-        optimizer,
-        lambda leaf, like: _put(leaf.dtype, leaf.shape, like.sharding),
-        state,
-        params,
-        transform_non_params=lambda leaf: _put(leaf.dtype, leaf.shape, everywhere),
-    )
+    places = in_memory(placed_like(state, params), state, memory_kind(chosen))
+    return jax.tree.map(lambda leaf, place: _put(leaf.dtype, leaf.shape, place), state, places)
 
 
 def abstract_mesh(sizes: dict[str, int]) -> AbstractMesh:

@@ -16,12 +16,13 @@ import optax
 from agentrl_jax import sharding
 from agentrl_jax.errors import UserError
 from agentrl_jax.learner.score import Scorer
-from agentrl_jax.learner.state import LearnerState
+from agentrl_jax.learner.state import LearnerState, init_state
 from agentrl_jax.models.lora import trained, with_trained
 from agentrl_jax.protocol import Suite
 from agentrl_jax.recipes.config import RunConfig
 from agentrl_jax.recipes.directory import require_space
 from agentrl_jax.recipes.guards import Drops
+from agentrl_jax.recipes.optimizing import memory_kind
 from agentrl_jax.recipes.policy import Policy, scorer
 from agentrl_jax.recipes.transcripts import transcript
 from agentrl_jax.rollout.buffer import Buffer
@@ -143,8 +144,8 @@ class Run:
         """
         settings = self.config.sft if self.stage == "sft" else self.config.loop
         assert settings is not None
-        opt_state = jax.jit(optimizer.init, out_shardings=self.everywhere)(trained(self.params))
-        state = LearnerState(self.params, opt_state, jax.device_put(np.int32(0), self.everywhere))
+        before = None if self.state is None else self.state.opt_state
+        state = init_state(optimizer, self.params, before=before, memory_kind=memory_kind(settings))
         copied = jax.jit(lambda part: jax.tree.map(jnp.copy, part))
         self.reference = with_trained(self.params, copied(trained(self.params))) if reference else None
         start = 0

@@ -19,7 +19,7 @@ from agentrl_jax.models.lora import trained, with_trained
 from agentrl_jax.protocol import Suite
 from agentrl_jax.recipes import evaluate as evaluation
 from agentrl_jax.recipes import policy as policies
-from agentrl_jax.recipes.checks import check, check_devices, check_environment
+from agentrl_jax.recipes.checks import check, check_devices, check_environment, check_offload
 from agentrl_jax.recipes.config import RunConfig, stage_name
 from agentrl_jax.recipes.demonstrations import open_stores
 from agentrl_jax.recipes.directory import Source, claimed, discard, prepare, require_space
@@ -116,6 +116,7 @@ def resolve(config: RunConfig) -> tuple[Suite, policies.Policy]:
     suite = config.environment.load()
     check_environment(config, suite)
     check_devices(config, jax.device_count())
+    check_offload(config)
     try:
         return suite, policies.describe(config, suite)
     except ValueError as error:
