@@ -23,8 +23,8 @@ Stage = Callable[[Any], None]  # takes the run, recipes.run.Run
 
 # `compute_dtype`: of activations, the sampler and its cache. In bfloat16 sampler and learner round differently: their
 # log-probabilities of a token lie about 0.01 apart, and the first ratios as far from 1.
-# `param_dtype`: of the parameters that forward and backward read, and that exports hold. In bfloat16 the optimizer updates
-# a copy in f32, its masters, and the parameters are that copy rounded; adapters are f32 themselves, and need none.
+# `param_dtype`: of the parameters that forward and backward read, and that exports hold. In bfloat16 the optimizer
+# updates a copy in f32, its masters, and the parameters are that copy rounded; adapters are f32, and need none.
 ComputeDtype = Literal["float32", "bfloat16"]
 # adafactor keeps of second moments their means over rows and columns, and no first moment; muon makes the updates of
 # matrices orthogonal and has one moment of each, adamw's of the rest. One learning rate means about the same to all.
@@ -246,6 +246,21 @@ class Checkpoints:
 
 
 @dataclass(frozen=True, kw_only=True)
+class MeshShape:
+    """How many devices lie along each axis of the learner's mesh; one axis of -1 takes those that the others leave.
+
+    The rows of a batch are spread over data x fsdp. `fsdp` also splits parameters, gradients and optimizer state,
+    gathered a layer at a time; `tensor` splits heads, MLP columns and vocabulary, `expert` the experts. A run may
+    resume on another mesh.
+    """
+
+    data: int = -1
+    fsdp: int = 1
+    tensor: int = 1
+    expert: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
 class RunConfig:
     name: str
     seed: int = 0
@@ -258,6 +273,7 @@ class RunConfig:
     loop: Loop | None = None
     evaluation: Evaluation = field(default_factory=Evaluation)
     checkpoints: Checkpoints = field(default_factory=Checkpoints)
+    mesh: MeshShape = field(default_factory=MeshShape)
     # What the backward pass recomputes of each layer: less memory, up to a third more work. True is full.
     remat: bool | Remat = False
     logprob_chunk: int = 2048  # tokens projected to the vocabulary at once

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
@@ -19,8 +18,8 @@ from agentrl_jax.kernels.kept import words
 from agentrl_jax.learner.placement import in_memory, placed_like
 from agentrl_jax.learner.state import LearnerState
 from agentrl_jax.models import llama, lora
-from agentrl_jax.models.lora import LoraParams, trained
-from agentrl_jax.recipes import rl, sft
+from agentrl_jax.models.lora import trained
+from agentrl_jax.recipes import meshes, rl, sft
 from agentrl_jax.recipes.config import Loop, PretrainedPolicy, RunConfig, Sft
 from agentrl_jax.recipes.optimizing import HOST, memory_kind
 from agentrl_jax.sampler import decode
@@ -197,10 +196,17 @@ def _head(config: RunConfig, model: llama.LlamaConfig, mesh: Any) -> dict[str, i
 
 
 def _params(config: RunConfig, model: llama.LlamaConfig, mesh: Any) -> Any:
+    chosen = config.policy.lora if isinstance(config.policy, PretrainedPolicy) else None
+    if chosen is not None and chosen.base != "full":
+        raise UserError(
+            f"policy.lora.base={chosen.base!r}: plan knows frozen params in full only; plan with base='full'"
+        )
     shapes = llama.shapes(model)
-    placed = sharding.shardings(mesh, llama.logical_axes(model))
-    base = jax.tree.map(lambda leaf, place: _put(leaf.dtype, leaf.shape, place), shapes, placed)
-    for path, leaf in jax.tree.leaves_with_path(base):
+    if chosen is not None:
+        shapes = jax.eval_shape(partial(lora.init, chosen), shapes, jax.random.key(0))
+    placed = meshes.placement(config, model, mesh)
+    found = jax.tree.map(lambda leaf, place: _put(leaf.dtype, leaf.shape, place), shapes, placed)
+    for path, leaf in jax.tree.leaves_with_path(found):
         try:
             leaf.sharding.shard_shape(leaf.shape)
         except ValueError:
@@ -209,16 +215,7 @@ def _params(config: RunConfig, model: llama.LlamaConfig, mesh: Any) -> Any:
                 f"--mesh: {name} {leaf.shape} does not divide over {leaf.sharding.spec} of the mesh "
                 f"{dict(mesh.shape)}: take smaller axes"
             ) from None
-    chosen = config.policy.lora if isinstance(config.policy, PretrainedPolicy) else None
-    if chosen is None:
-        return base
-    adapted = jax.eval_shape(partial(lora.init, replace(chosen, base="full")), shapes, jax.random.key(0))
-    if chosen.base != "full":
-        raise UserError(
-            f"policy.lora.base={chosen.base!r}: plan knows frozen params in full only; plan with base='full'"
-        )
-    everywhere = NamedSharding(mesh, PartitionSpec())
-    return LoraParams(_place(adapted.adapters, everywhere), base, adapted.scale)
+    return found
 
 
 def _opt_state(config: RunConfig, params: Any) -> Any:

@@ -15,6 +15,7 @@ import optax
 
 from agentrl_jax import sharding
 from agentrl_jax.errors import UserError
+from agentrl_jax.learner.placement import placed
 from agentrl_jax.learner.score import Scorer
 from agentrl_jax.learner.state import LearnerState, init_state
 from agentrl_jax.models.lora import trained, with_trained
@@ -108,7 +109,7 @@ class Run:
                 if isinstance(self.engine, ExternalSampler):  # what it takes is exported, not laid out for decoding
                     self.engine.publish(self.params, self.version)
                 else:
-                    self.engine.publish(publish(self.policy.model, self.params), self.version)
+                    self.engine.publish(publish(self.policy.model, self.params, self.everywhere), self.version)
                 self.published = self.params
 
     def collect(self, plans: Sequence[EpisodePlan], *, temperature: float, cut: Cut) -> Iterator[Trajectory]:
@@ -146,8 +147,9 @@ class Run:
         assert settings is not None
         before = None if self.state is None else self.state.opt_state
         state = init_state(optimizer, self.params, before=before, memory_kind=memory_kind(settings))
-        copied = jax.jit(lambda part: jax.tree.map(jnp.copy, part))
-        self.reference = with_trained(self.params, copied(trained(self.params))) if reference else None
+        learned = trained(self.params)
+        copied = jax.jit(lambda part: jax.tree.map(jnp.copy, part), out_shardings=placed(learned))
+        self.reference = with_trained(self.params, copied(learned)) if reference else None
         start = 0
         if self.restored is not None:
             record, self.restored = self.restored, None

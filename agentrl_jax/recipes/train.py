@@ -18,8 +18,9 @@ from agentrl_jax.models import llama
 from agentrl_jax.models.lora import trained, with_trained
 from agentrl_jax.protocol import Suite
 from agentrl_jax.recipes import evaluate as evaluation
+from agentrl_jax.recipes import meshes
 from agentrl_jax.recipes import policy as policies
-from agentrl_jax.recipes.checks import check, check_devices, check_environment, check_offload
+from agentrl_jax.recipes.checks import check, check_environment, check_offload
 from agentrl_jax.recipes.config import RunConfig, stage_name
 from agentrl_jax.recipes.demonstrations import open_stores
 from agentrl_jax.recipes.directory import Source, claimed, discard, prepare, require_space
@@ -51,6 +52,7 @@ def train(
     Raises `UserError` for anything the user can put right, before anything is written.
     """
     suite, policy = resolve(config)
+    meshes.check_mesh(config, policy.model)
     if not resume:  # a run that goes on may have learned from them already
         open_stores(config, policy)
     require_space(directory, config.rollout.free_space_gb)
@@ -115,7 +117,6 @@ def resolve(config: RunConfig) -> tuple[Suite, policies.Policy]:
     check(config)
     suite = config.environment.load()
     check_environment(config, suite)
-    check_devices(config, jax.device_count())
     check_offload(config)
     try:
         return suite, policies.describe(config, suite)
@@ -135,7 +136,7 @@ def open_run(
     quiet: bool,
     evaluating: bool = False,
 ) -> Run:
-    mesh = sharding.make_mesh()
+    mesh = meshes.make(config.mesh)
     everywhere = sharding.replicated(mesh)
     c = config.checkpoints
     checkpoints = Checkpoints(directory / "checkpoints", keep=c.keep, best=c.best, read_only=evaluating)
@@ -145,7 +146,7 @@ def open_run(
     external = stack.enter_context(open_sampler(config, policy, directory)) if config.external.url is not None else None
     kept = None if config.store is None or evaluating else open_store(config, policy, directory, resume=resume)
     store = None if kept is None else stack.enter_context(kept)
-    params = policies.initial_params(config, policy, everywhere)
+    params = policies.initial_params(config, policy, meshes.placement(config, policy.model, mesh))
     r = config.rollout
     deadlines = Deadlines(
         start=r.start_deadline_s, reset=r.step_deadline_s, step=r.step_deadline_s, verify=r.step_deadline_s
@@ -256,6 +257,7 @@ def _index(config: RunConfig, stage: str) -> int:
 def evaluate_run(config: RunConfig, directory: Path) -> dict[str, Any]:
     """Evaluate the newest checkpoint of a run with the `evaluation` settings of `config`; the run is left as it is."""
     suite, policy = resolve(config)
+    meshes.check_mesh(config, policy.model)
     if not any((directory / "checkpoints").glob("[0-9]*")):
         raise UserError(f"{directory}: no checkpoint to evaluate yet; let the run reach one (checkpoints.every)")
     with ExitStack() as stack:
