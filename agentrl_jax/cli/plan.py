@@ -119,6 +119,11 @@ def table(report: dict[str, Any]) -> str:
         f"headroom {report['headroom_gib']:.2f}",
         "",
         *_columns("GiB a device", [(row["what"], row["gib"]) for row in report["resident"]]),
+        *(
+            _columns("GiB of the host for each", [("optimizer state", report["host_gib"])])
+            if report["host_gib"]
+            else []
+        ),
         "",
         *_columns("peak while running", [(f"{r['program']} ({r['by']})", r["gib"]) for r in report["programs"]]),
         "",

@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any, Literal
 
+import jax
+import jax.numpy as jnp
 import optax
+from optax.contrib import MuonDimensionNumbers, scale_by_muon
+
+from agentrl_jax.learner.matrices import for_each, is_stacked, matrix_of, on_matrices
+
+Schedule = Literal["constant", "cosine"]
+_MUON_RMS = 0.2  # of an update, in units of the rate: as large as AdamW's usually is
 
 
 def adamw(
@@ -12,12 +21,13 @@ def adamw(
     *,
     warmup: int = 0,
     total: int | None = None,
-    schedule: Literal["constant", "cosine"] = "constant",
+    schedule: Schedule = "constant",
     betas: tuple[float, float] = (0.9, 0.95),
     eps: float = 1e-8,
     weight_decay: float = 0.0,
     max_grad_norm: float | None = 1.0,
     decay_mask: Any = None,
+    moment_dtype: Any = None,
 ) -> optax.GradientTransformation:
     """AdamW after clipping by the global norm, with linear warm-up.
 
@@ -34,33 +44,146 @@ def adamw(
       weight_decay: decoupled, multiplied by the current rate.
       max_grad_norm: global norm to clip to; None clips nothing.
       decay_mask: tree of booleans, or function of the params to one, saying what decays; None is all.
+      moment_dtype: of the first moment; None is that of the params. The second, of a wider range, stays.
 
     Raises:
       ValueError: a setting is out of range, or a cosine has no room after its warm-up.
 
     Loshchilov & Hutter 2019 (https://arxiv.org/abs/1711.05101).
     """
-    _check(learning_rate, warmup, total, schedule, max_grad_norm)
+    rate = _rate("adamw", learning_rate, warmup, total, schedule, max_grad_norm)
+    adam = optax.adamw(
+        rate, b1=betas[0], b2=betas[1], eps=eps, weight_decay=weight_decay, mask=decay_mask, mu_dtype=moment_dtype
+    )
+    return _clipped(max_grad_norm, adam)
+
+
+def adafactor(
+    learning_rate: float,
+    *,
+    warmup: int = 0,
+    total: int | None = None,
+    schedule: Schedule = "constant",
+    decay: float = 0.8,
+    weight_decay: float = 0.0,
+    max_grad_norm: float | None = 1.0,
+    factored_from: int = 128,
+) -> optax.GradientTransformation:
+    """Adafactor: of each matrix of second moments [in, out] two vectors alone are kept, means over rows and columns.
+
+    `u = g / sqrt(row col / mean(row))`, `u / max(1, rms(u))`, times the rate: as with AdamW, a rate is about what a
+    parameter moves by, whatever its own size. There is no first moment. Matrices are those of one layer, all heads of a
+    projection in one; rms is taken of each as well.
+
+    Args as in `adamw`, and:
+      decay: update t lets the second moment decay by `1 - t^-decay`.
+      factored_from: a matrix with a side shorter than this keeps its second moments whole.
+
+    Shazeer & Stern 2018 (https://arxiv.org/abs/1804.04235).
+    """
+    rate = _rate("adafactor", learning_rate, warmup, total, schedule, max_grad_norm)
+    scaled = optax.scale_by_factored_rms(decay_rate=decay, min_dim_size_to_factor=factored_from)
+    return _clipped(
+        max_grad_norm,
+        on_matrices(scaled),
+        for_each(_unit_rms),
+        optax.add_decayed_weights(weight_decay),
+        optax.scale_by_learning_rate(rate),
+    )
+
+
+def muon(
+    learning_rate: float,
+    *,
+    warmup: int = 0,
+    total: int | None = None,
+    schedule: Schedule = "constant",
+    momentum: float = 0.95,
+    betas: tuple[float, float] = (0.9, 0.95),
+    eps: float = 1e-8,
+    weight_decay: float = 0.0,
+    max_grad_norm: float | None = 1.0,
+    moment_dtype: Any = None,
+) -> optax.GradientTransformation:
+    """Muon for the matrices of the layers, `adamw` for embeddings, head, norms and biases.
+
+    The step of a matrix [in, out] is its momentum made orthogonal, all its singular values near 1, by five
+    Newton-Schulz iterations, times `0.2 sqrt(max(in, out))`: about as large as AdamW's, so that one rate serves both.
+    Each layer, and each expert, is made orthogonal for itself; all heads of a projection are one matrix.
+
+    Args as in `adamw`, and:
+      momentum: decay of the matrices' momentum (Nesterov's).
+
+    Jordan 2024 (https://kellerjordan.github.io/posts/muon/); the scale: Liu et al. 2025 (https://arxiv.org/abs/2502.16982).
+    """
+    rate = _rate("muon", learning_rate, warmup, total, schedule, max_grad_norm)
+    matrices = optax.chain(
+        scale_by_muon(beta=momentum, eps=eps, mu_dtype=moment_dtype, weight_dimension_numbers=_dimensions),
+        for_each(_like_adam),
+        optax.add_decayed_weights(weight_decay),
+        optax.scale_by_learning_rate(rate),
+    )
+    rest = optax.adamw(rate, b1=betas[0], b2=betas[1], eps=eps, weight_decay=weight_decay, mu_dtype=moment_dtype)
+    return _clipped(max_grad_norm, optax.partition({"matrix": matrices, "rest": rest}, _labels))
+
+
+def _labels(params: Any) -> Any:
+    return jax.tree.map_with_path(lambda path, x: "matrix" if matrix_of(path, x.ndim) else "rest", params)
+
+
+def _dimensions(updates: Any) -> Any:
+    def one(path: Any, x: Any) -> MuonDimensionNumbers:
+        found = matrix_of(path, x.ndim)
+        assert found is not None  # `_labels`
+        cut = found.stacked + found.inputs
+        return MuonDimensionNumbers(tuple(range(found.stacked, cut)), tuple(range(cut, x.ndim)))
+
+    return jax.tree.map_with_path(one, updates)
+
+
+def _like_adam(path: Any, update: Any) -> Any:
+    found = matrix_of(path, update.ndim)
+    assert found is not None
+    sides = update.shape[found.stacked : found.stacked + found.inputs], update.shape[found.stacked + found.inputs :]
+    return update * jnp.asarray(_MUON_RMS * max(prod(side) for side in sides) ** 0.5, update.dtype)
+
+
+def _unit_rms(path: Any, update: Any) -> Any:
+    """The update of each matrix, or vector of a layer, divided by its root-mean-square where that is above 1."""
+    found = matrix_of(path, update.ndim)
+    stacked = found.stacked if found else int(is_stacked(path))
+    rms = jnp.sqrt(jnp.mean(jnp.square(update), axis=tuple(range(stacked, update.ndim)), keepdims=True))
+    return update / jnp.maximum(1.0, rms)
+
+
+def _clipped(max_grad_norm: float | None, *parts: optax.GradientTransformation) -> optax.GradientTransformation:
+    if max_grad_norm is None:
+        return optax.chain(*parts) if len(parts) > 1 else parts[0]
+    return optax.chain(optax.clip_by_global_norm(max_grad_norm), *parts)
+
+
+def _rate(
+    name: str, rate: float, warmup: int, total: int | None, schedule: str, max_grad_norm: float | None
+) -> optax.ScalarOrSchedule:
+    _check(name, rate, warmup, total, schedule, max_grad_norm)
     after = (
-        optax.constant_schedule(learning_rate)
+        optax.constant_schedule(rate)
         if schedule == "constant" or total is None
-        else optax.cosine_decay_schedule(learning_rate, total - warmup)
+        else optax.cosine_decay_schedule(rate, total - warmup)
     )
     # One step short of `warmup`, so that the first update already moves the params.
-    ramp = optax.linear_schedule(learning_rate / max(warmup, 1), learning_rate, max(warmup - 1, 1))
-    rate = optax.join_schedules([ramp, after], [warmup]) if warmup else after
-    adam = optax.adamw(rate, b1=betas[0], b2=betas[1], eps=eps, weight_decay=weight_decay, mask=decay_mask)
-    return adam if max_grad_norm is None else optax.chain(optax.clip_by_global_norm(max_grad_norm), adam)
+    ramp = optax.linear_schedule(rate / max(warmup, 1), rate, max(warmup - 1, 1))
+    return optax.join_schedules([ramp, after], [warmup]) if warmup else after
 
 
-def _check(rate: float, warmup: int, total: int | None, schedule: str, max_grad_norm: float | None) -> None:
+def _check(name: str, rate: float, warmup: int, total: int | None, schedule: str, max_grad_norm: float | None) -> None:
     if not rate > 0:
-        raise ValueError(f"adamw: learning_rate: expected a number above 0, got {rate}")
+        raise ValueError(f"{name}: learning_rate: expected a number above 0, got {rate}")
     if schedule not in ("constant", "cosine"):
-        raise ValueError(f"adamw: schedule: expected 'constant' or 'cosine', got {schedule!r}")
+        raise ValueError(f"{name}: schedule: expected 'constant' or 'cosine', got {schedule!r}")
     if warmup < 0:
-        raise ValueError(f"adamw: warmup: expected 0 or more updates, got {warmup}")
+        raise ValueError(f"{name}: warmup: expected 0 or more updates, got {warmup}")
     if schedule == "cosine" and (total is None or total <= warmup):
-        raise ValueError(f"adamw: schedule='cosine' needs total > warmup={warmup}, got total={total}")
+        raise ValueError(f"{name}: schedule='cosine' needs total > warmup={warmup}, got total={total}")
     if max_grad_norm is not None and not max_grad_norm > 0:
-        raise ValueError(f"adamw: max_grad_norm: expected a number above 0, or None, got {max_grad_norm}")
+        raise ValueError(f"{name}: max_grad_norm: expected a number above 0, or None, got {max_grad_norm}")

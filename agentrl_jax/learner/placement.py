@@ -89,6 +89,22 @@ def beside(tree: Any) -> NamedSharding | None:
     return NamedSharding(sharding.mesh, PartitionSpec()) if isinstance(sharding, NamedSharding) else None
 
 
+def in_memory(places: Any, state: Any, kind: str | None) -> Any:
+    """`places` of `state` in memory of this kind, what is a single number excepted; None leaves them."""
+    if kind is None:
+        return places
+    return jax.tree.map(lambda place, leaf: place.with_memory_kind(kind) if leaf.ndim else place, places, state)
+
+
+def on_device(tree: Any) -> Any:
+    """Inside jit: what lies in the host's memory, brought to the device; the rest as it is."""
+    host = jax.memory.Space.Host
+    return jax.tree.map(
+        lambda leaf: jax.device_put(leaf, jax.memory.Space.Device) if jax.typeof(leaf).memory_space == host else leaf,
+        tree,
+    )
+
+
 def put_row(row: int | Array, tree: Any) -> Array:
     """A row number on the devices of `tree`, transferred explicitly."""
     return row if isinstance(row, jax.Array) else jax.device_put(np.int32(row), beside(tree))

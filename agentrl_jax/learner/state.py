@@ -9,7 +9,8 @@ import jax.numpy as jnp
 import optax
 from jax import Array
 
-from agentrl_jax.learner.placement import beside, placed_like
+from agentrl_jax.learner.masters import masters_of, started
+from agentrl_jax.learner.placement import beside, in_memory, placed_like
 from agentrl_jax.models.lora import trained
 
 
@@ -21,13 +22,19 @@ class LearnerState(NamedTuple):
     step: Array  # i32[], updates applied so far
 
 
-def init_state(optimizer: optax.GradientTransformation, params: Any) -> LearnerState:
+def init_state(
+    optimizer: optax.GradientTransformation, params: Any, *, before: Any = None, memory_kind: str | None = None
+) -> LearnerState:
     """The state before the first update. `params` is shared with the state, and donated with it.
 
-    All of it lies on the devices of the params, see `placement.placed_like`.
+    All of it lies on the devices of the params, see `placement.placed_like`; of `opt_state` what is more than a number
+    in the memory of `memory_kind` ("pinned_host") where one is given, which takes params on a mesh. `before`: the
+    `opt_state` that led to the params, see `masters.started`.
     """
     learned, aside = trained(params), beside(params)
-    fresh = lambda learned: (optimizer.init(learned), jnp.zeros((), jnp.int32))  # noqa: E731
-    shapes = jax.eval_shape(optimizer.init, learned)
-    options: dict[str, Any] = {} if aside is None else {"out_shardings": (placed_like(shapes, learned), aside)}
-    return LearnerState(params, *jax.jit(fresh, **options)(learned))
+    fresh = lambda learned, before: (started(optimizer, learned, before), jnp.zeros((), jnp.int32))  # noqa: E731
+    options: dict[str, Any] = {}
+    if aside is not None:
+        shapes = jax.eval_shape(optimizer.init, learned)
+        options = {"out_shardings": (in_memory(placed_like(shapes, learned), shapes, memory_kind), aside)}
+    return LearnerState(params, *jax.jit(fresh, **options)(learned, masters_of(before)))

@@ -13,7 +13,8 @@ from jax.sharding import NamedSharding
 
 from agentrl_jax.batch import TokenBatch
 from agentrl_jax.learner import metrics
-from agentrl_jax.learner.placement import Placed, beside, placed, put_row, rows_sharding, slice_rows
+from agentrl_jax.learner.masters import applied, updated
+from agentrl_jax.learner.placement import Placed, beside, on_device, placed, put_row, rows_sharding, slice_rows
 from agentrl_jax.learner.score import Scorer
 from agentrl_jax.learner.state import LearnerState
 from agentrl_jax.models.lora import trained, with_trained
@@ -140,12 +141,13 @@ def make_update(
         return Accumulator(summed, acc.loss + value, metrics.merge(acc.metrics, figures))
 
     def apply(state: LearnerState, acc: Accumulator) -> tuple[LearnerState, StepInfo]:
-        grads = jax.tree.map(lambda g, p: g.astype(p.dtype), acc.grads, state.params)
+        state = state._replace(opt_state=on_device(state.opt_state))
+        grads = jax.tree.map(lambda g, p: g.astype(p.dtype), acc.grads, updated(state.params, state.opt_state))
         with jax.numpy_dtype_promotion("standard"):  # optax raises floats to integer step counts
             updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
         grad_norm = optax.tree.norm(acc.grads)
         finite = jnp.isfinite(grad_norm) & jnp.isfinite(acc.loss)
-        new = LearnerState(optax.apply_updates(state.params, updates), opt_state, state.step + 1)
+        new = LearnerState(applied(state.params, updates, opt_state), opt_state, state.step + 1)
         state = jax.tree.map(lambda after, before: jnp.where(finite, after, before), new, state)
         return state, StepInfo(finite, grad_norm, optax.tree.norm(updates), acc.loss, acc.metrics)
 

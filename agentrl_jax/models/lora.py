@@ -54,9 +54,8 @@ class Adapted(struct.PyTreeNode, AxisMetadata):
     scale: float = struct.field(pytree_node=False)
 
     def unbox(self) -> jax.Array:
-        """base + scale * a b, in the dtype of base."""
-        base = _full(self.base)
-        return base + (jnp.tensordot(self.a, self.b, 1) * self.scale).astype(base.dtype)
+        """base + scale * a b, in the dtype of the adapters: in a base of fewer bits small products would be lost."""
+        return _full(self.base).astype(self.a.dtype) + jnp.tensordot(self.a, self.b, 1) * self.scale
 
     def replace_boxed(self, val: Any) -> Any:
         return val

@@ -13,6 +13,7 @@ from agentrl_jax.recipes.config import (
     External,
     Loop,
     MeshShape,
+    OptimizerName,
     PretrainedPolicy,
     Remat,
     RunConfig,
@@ -21,6 +22,7 @@ from agentrl_jax.recipes.config import (
     TinyPolicy,
     stage_name,
 )
+from agentrl_jax.recipes.optimizing import can_offload
 from agentrl_jax.recipes.pacing import capped_rate
 from agentrl_jax.rl.objective import check_bounded
 from agentrl_jax.rollout.ray_pool import SCHEME
@@ -76,8 +78,8 @@ def check(config: RunConfig) -> RunConfig:
     )
     remats = typing.get_args(Remat)
     _require(config.remat in (True, False, *remats), f"remat={config.remat!r}: expected one of {', '.join(remats)}")
-    dtype, dtypes = config.policy.compute_dtype, typing.get_args(ComputeDtype)
-    _require(dtype in dtypes, f"policy.compute_dtype={dtype!r}: expected one of {', '.join(dtypes)}")
+    for name in ("compute_dtype", "param_dtype"):
+        _one_of(f"policy.{name}", getattr(config.policy, name), ComputeDtype)
     _check_bounds(config)
     _check_rollout(config)
     _check_external(config)
@@ -87,6 +89,7 @@ def check(config: RunConfig) -> RunConfig:
         _check_sft(config.sft)
     if config.loop is not None:
         _check_loop(config, config.loop)
+    _check_optimizers(config)
     return config
 
 
@@ -121,6 +124,16 @@ def check_environment(config: RunConfig, suite: Suite) -> None:
     )
 
 
+def check_offload(config: RunConfig) -> None:
+    """Refuse to lay moments where this process's devices cannot reach."""
+    for section in ("sft", "loop"):
+        part = getattr(config, section)
+        _require(
+            part is None or not part.offload or can_offload(),
+            f"{section}.offload=True: these devices have no memory of kind 'pinned_host'; set {section}.offload=false",
+        )
+
+
 def _offers(suite: Suite, split: str, setting: str) -> None:
     """One task of the split, to know that there is such a split and that its data is there."""
     try:
@@ -133,6 +146,32 @@ def _offers(suite: Suite, split: str, setting: str) -> None:
 def _require(condition: bool, message: str) -> None:
     if not condition:
         raise UserError(message)
+
+
+def _one_of(setting: str, value: object, literal: object) -> None:
+    words = typing.get_args(literal)
+    _require(value in words, f"{setting}={value!r}: expected one of {', '.join(words)}")
+
+
+def _check_optimizers(config: RunConfig) -> None:
+    adapted = isinstance(config.policy, PretrainedPolicy) and config.policy.lora is not None
+    for section in ("sft", "loop"):
+        part: Sft | Loop | None = getattr(config, section)
+        if part is None:
+            continue
+        _one_of(f"{section}.optimizer", part.optimizer, OptimizerName)
+        _one_of(f"{section}.moment_dtype", part.moment_dtype, ComputeDtype)
+        if part.optimizer == "adafactor":
+            _require(
+                part.moment_dtype == "float32",
+                f"{section}.moment_dtype={part.moment_dtype!r} has no effect with {section}.optimizer='adafactor', "
+                "which keeps no first moment",
+            )
+            _require(
+                not part.offload or adapted or config.policy.param_dtype != "float32",
+                f"{section}.offload=True: with {section}.optimizer='adafactor' and policy.param_dtype='float32' there "
+                "is next to nothing to offload; leave it out",
+            )
 
 
 def _check_bounds(config: RunConfig) -> None:

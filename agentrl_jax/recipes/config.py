@@ -21,9 +21,14 @@ from agentrl_jax.rollout.sampling import WHOLE, Cut
 Place = str | Mapping[str, Json]  # a path, a URL (gs://bucket/name), or TensorStore's spec of a key-value store
 Stage = Callable[[Any], None]  # takes the run, recipes.run.Run
 
-# Of activations, the sampler and its cache; parameters and their updates are f32. In bfloat16 sampler and learner round
-# differently: their log-probabilities of a token lie about 0.01 apart, and the first ratios as far from 1.
+# `compute_dtype`: of activations, the sampler and its cache. In bfloat16 sampler and learner round differently: their
+# log-probabilities of a token lie about 0.01 apart, and the first ratios as far from 1.
+# `param_dtype`: of the parameters that forward and backward read, and that exports hold. In bfloat16 the optimizer
+# updates a copy in f32, its masters, and the parameters are that copy rounded; adapters are f32, and need none.
 ComputeDtype = Literal["float32", "bfloat16"]
+# adafactor keeps of second moments their means over rows and columns, and no first moment; muon makes the updates of
+# matrices orthogonal and has one moment of each, adamw's of the rest. One learning rate means about the same to all.
+OptimizerName = Literal["adamw", "adafactor", "muon"]
 Remat = Literal["none", "full", "dots_saveable", "dots_with_no_batch_dims_saveable"]  # see `models.decoder.hidden`
 
 
@@ -38,6 +43,7 @@ class TinyPolicy:
     mlp_width: int = 384
     vocab_size: int = 512
     compute_dtype: ComputeDtype = "float32"
+    param_dtype: ComputeDtype = "float32"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +66,7 @@ class PretrainedPolicy:
     lora: Lora | None = None
     adapter: str | None = None  # a PEFT directory that adapters start from, of the rank, alpha and targets of `lora`
     compute_dtype: ComputeDtype = "float32"
+    param_dtype: ComputeDtype = "float32"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,6 +167,9 @@ class Sft:
     schedule: Literal["constant", "cosine"] = "constant"
     weight_decay: float = 0.01
     max_grad_norm: float = 1.0
+    optimizer: OptimizerName = "adamw"
+    moment_dtype: ComputeDtype = "float32"  # of first moments
+    offload: bool = False  # moments and masters lie in the host's memory, but while an update is applied
     until_success: float | None = None
     check_every: int = 50
     check_episodes: int = 64
@@ -199,6 +209,9 @@ class Loop:
     schedule: Literal["constant", "cosine"] = "constant"
     weight_decay: float = 0.0
     max_grad_norm: float = 1.0
+    optimizer: OptimizerName = "adamw"  # these three as in `Sft`
+    moment_dtype: ComputeDtype = "float32"
+    offload: bool = False
     width: int = 512  # tokens a packed row
     micro_rows: int = 4
     updates_per_batch: int = 1

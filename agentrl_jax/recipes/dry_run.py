@@ -9,12 +9,12 @@ import jax.numpy as jnp
 
 from agentrl_jax.kernels.kept import words
 from agentrl_jax.models import llama
-from agentrl_jax.recipes import meshes
+from agentrl_jax.recipes import meshes, rl, sft
 from agentrl_jax.recipes import policy as policies
 from agentrl_jax.recipes.checks import check, check_environment
 from agentrl_jax.recipes.config import PretrainedPolicy, RunConfig, stage_name
 
-_BYTES = 4  # f32 parameters, gradients, optimizer moments and logits
+_BYTES = 4  # f32 gradients and logits
 
 
 def dry_run(config: RunConfig) -> dict[str, Any]:
@@ -24,13 +24,13 @@ def dry_run(config: RunConfig) -> dict[str, Any]:
     check_environment(config, suite)
     policy = policies.describe(config, suite)
     parameters = llama.param_count(policy.model)
-    trained = policies.trained_count(config, policy)
+    trained = policies.trained_shapes(config, policy)
     tools = ", ".join(tool.name for tool in suite.spec.tools)
     return {
         "environment": f"{suite.spec.name} {suite.spec.version}, tools: {tools}",
         "stages": [stage_name(stage) for stage in config.stages],
         "parameters": parameters,
-        "trained_parameters": trained,
+        "trained_parameters": sum(x.size for x in jax.tree.leaves(trained)),
         "vocabulary": policy.model.vocab_size,
         "token_budget": token_budget(config),
         "estimated_memory_bytes": estimated_memory(config, policy.model, parameters, trained),
@@ -49,9 +49,10 @@ def token_budget(config: RunConfig) -> dict[str, int]:
     return budget
 
 
-def estimated_memory(config: RunConfig, model: llama.LlamaConfig, parameters: int, trained: int) -> dict[str, int]:
-    """Bytes that live together on a device: params, gradients and two moments of what is trained; the sampler's copy
-    and cache, and activations, in the compute dtype; logits; and kept sets, a bit for each token of the vocabulary."""
+def estimated_memory(config: RunConfig, model: llama.LlamaConfig, parameters: int, trained: Any) -> dict[str, int]:
+    """Bytes that live together on a device: params, gradients and the optimizer's state of what is trained; the
+    sampler's copy and cache, and activations, in the compute dtype; logits; and kept sets, a bit for each token of the
+    vocabulary."""
     r, computed = config.rollout, jnp.dtype(model.compute_dtype).itemsize
     here = config.external.url is None  # else the sampler lives on a server
     slots = -(-r.slots // len(meshes.samplers(config)))
@@ -73,7 +74,7 @@ def estimated_memory(config: RunConfig, model: llama.LlamaConfig, parameters: in
     segments = r.max_segments if again else 1
     columns = 0 if loop is None or not r.records else loop.tasks * loop.group * segments * loop.width
     parts = {
-        "learner": (parameters + 3 * trained) * _BYTES,
+        "learner": _learner(config, model, parameters, trained),
         "sampler": parameters * computed * here,
         "cache": cache * here,
         "activations": activations,
@@ -84,3 +85,17 @@ def estimated_memory(config: RunConfig, model: llama.LlamaConfig, parameters: in
     learning = sum(parts.values()) - sampling
     together = max(sampling, learning) if config.placement == "split" else sampling + learning
     return parts | {"total": together}
+
+
+def _learner(config: RunConfig, model: llama.LlamaConfig, parameters: int, trained: Any) -> int:
+    """Of the stage that keeps most; what it offloads is in the host's memory."""
+    frozen = parameters if isinstance(config.policy, PretrainedPolicy) and config.policy.lora is not None else 0
+    params = bytes_of(trained) + frozen * jnp.dtype(model.param_dtype).itemsize
+    made = [sft.optimizer_of(config.sft)] if config.sft is not None and not config.sft.offload else []
+    made += [rl.optimizer_of(config.loop)] if config.loop is not None and not config.loop.offload else []
+    states = [bytes_of(jax.eval_shape(one.init, trained)) for one in made]
+    return params + sum(x.size for x in jax.tree.leaves(trained)) * _BYTES + max(states, default=0)
+
+
+def bytes_of(tree: Any) -> int:
+    return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree))

@@ -53,7 +53,8 @@ def model_of(config: RunConfig) -> llama.LlamaConfig:
     path = policies.pretrained_directory(config.policy) / "config.json"
     raw = read_json(path)
     family = family_of(raw.get("model_type"), str(path))
-    return replace(family.config_from_json(raw, str(path)), compute_dtype=config.policy.compute_dtype)
+    dtypes = {"compute_dtype": config.policy.compute_dtype, "param_dtype": config.policy.param_dtype}
+    return replace(family.config_from_json(raw, str(path)), **dtypes)
 
 
 def by_shapes(wanted: Request, found: memory.Parts | None = None) -> dict[str, Any]:
@@ -74,6 +75,7 @@ def by_shapes(wanted: Request, found: memory.Parts | None = None) -> dict[str, A
         "devices": topology.devices, "chips": topology.chips, "mesh": sizes,
         "parameters": llama.param_count(model),
         "resident": [{"what": part.name, "gib": round(part.bytes / GIB, 3)} for part in resident],
+        "host_gib": round(memory.offloaded(found) / GIB, 3),
         "programs": programs,
         "largest": [{"array": name, "gib": round(size / GIB, 3)} for name, size in memory.largest(resident)],
         "warnings": warnings(wanted),

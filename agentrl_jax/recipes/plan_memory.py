@@ -15,12 +15,13 @@ from agentrl_jax import sharding
 from agentrl_jax.batch import TokenBatch
 from agentrl_jax.errors import UserError
 from agentrl_jax.kernels.kept import words
-from agentrl_jax.learner.placement import placed_like
+from agentrl_jax.learner.placement import in_memory, placed_like
 from agentrl_jax.learner.state import LearnerState
 from agentrl_jax.models import llama, lora
 from agentrl_jax.models.lora import trained
 from agentrl_jax.recipes import meshes, rl, sft
 from agentrl_jax.recipes.config import Loop, PretrainedPolicy, RunConfig, Sft
+from agentrl_jax.recipes.optimizing import HOST, memory_kind
 from agentrl_jax.sampler import decode
 from agentrl_jax.sampler.pages import PAGE
 
@@ -94,9 +95,18 @@ def resident(found: Parts) -> list[Held]:
 
 
 def held(name: str, tree: Any) -> Held:
-    """Bytes of a tree of placed shapes on one device."""
-    sizes = [(f"{name}{jax.tree_util.keystr(path)}", local_bytes(x)) for path, x in jax.tree.leaves_with_path(tree)]
+    """Bytes of a tree of placed shapes on one device; what is offloaded takes none."""
+    sizes = [(f"{name}{jax.tree_util.keystr(path)}", on_device(x)) for path, x in jax.tree.leaves_with_path(tree)]
     return Held(name, sum(size for _, size in sizes), sorted(sizes, key=lambda item: -item[1])[:3])
+
+
+def offloaded(found: Parts) -> int:
+    """Bytes of a device's share of the optimizer's state that lie in its host's memory between updates."""
+    return sum(local_bytes(x) - on_device(x) for x in jax.tree.leaves(found.state.opt_state))
+
+
+def on_device(leaf: Any) -> int:
+    return 0 if leaf.sharding.memory_kind == HOST else local_bytes(leaf)
 
 
 def local_bytes(leaf: Any) -> int:
@@ -156,7 +166,8 @@ def transient(config: RunConfig, model: llama.LlamaConfig, mesh: Any, found: Par
     grads = held("gradients", found.grads).bytes
     head = _head(config, model, mesh)
     programs = {"update": grads + _activations(config, model, mesh) + head["logits"] + head["gradient"]}
-    programs["apply"] = 2 * grads  # the clipped gradients and the updates; the rest is fused or donated
+    # The clipped gradients and the updates, and the state where it is brought in; the rest is fused or donated.
+    programs["apply"] = 2 * grads + offloaded(found)
     if config.loop is not None and (rescored(config.loop) or config.loop.objective.kl is not None):
         programs["score"] = _activations(config, model, mesh, kept=False) + head["logits"]
     if found.sampler is not None:
@@ -211,7 +222,8 @@ def _opt_state(config: RunConfig, params: Any) -> Any:
     chosen = settings(config)
     optimizer = sft.optimizer_of(chosen) if isinstance(chosen, Sft) else rl.optimizer_of(chosen)
     state = jax.eval_shape(optimizer.init, params)
-    return jax.tree.map(lambda leaf, place: _put(leaf.dtype, leaf.shape, place), state, placed_like(state, params))
+    places = in_memory(placed_like(state, params), state, memory_kind(chosen))
+    return jax.tree.map(lambda leaf, place: _put(leaf.dtype, leaf.shape, place), state, places)
 
 
 def abstract_mesh(sizes: dict[str, int]) -> AbstractMesh:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial
-from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +42,7 @@ def describe(config: RunConfig, suite: Suite) -> Policy:
 
     directory = pretrained_directory(config.policy)
     model, tokenizer = pretrained.load_config(directory)
-    model = replace(model, compute_dtype=config.policy.compute_dtype)
+    model = replace(model, compute_dtype=config.policy.compute_dtype, param_dtype=config.policy.param_dtype)
     if config.policy.lora is not None:
         lora.check(config.policy.lora, _shapes(model))
     if config.policy.adapter is not None:
@@ -73,6 +72,7 @@ def _describe_tiny(config: RunConfig, size: TinyPolicy, suite: Suite) -> Policy:
         mlp_width=size.mlp_width,
         context=max(config.rollout.context, 256),
         compute_dtype=size.compute_dtype,
+        param_dtype=size.param_dtype,
     )
     calls, tools = CALL_FORMATS[config.rollout.calls], suite.spec.tools
     preamble = calls.describe(tools) if config.rollout.describe_tools else None
@@ -155,14 +155,13 @@ def param_shapes(config: RunConfig, policy: Policy, sharding: Any) -> Any:
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), _shapes(policy.model))
 
 
-def trained_count(config: RunConfig, policy: Policy) -> int:
-    """Numbers that an optimizer moves: all parameters, or those of the adapters."""
+def trained_shapes(config: RunConfig, policy: Policy) -> Any:
+    """Shapes and dtypes of what an optimizer moves: all parameters, or those of the adapters."""
     shapes = _shapes(policy.model)
     settings = config.policy.lora if isinstance(config.policy, PretrainedPolicy) else None
-    if settings is not None:
-        full = replace(settings, base="full")
-        shapes = jax.eval_shape(partial(lora.init, full), shapes, jax.random.key(0)).adapters
-    return sum(prod(x.shape) for x in jax.tree.leaves(shapes))
+    if settings is None:
+        return shapes
+    return jax.eval_shape(partial(lora.init, replace(settings, base="full")), shapes, jax.random.key(0)).adapters
 
 
 def _shapes(model: llama.LlamaConfig) -> Any:

@@ -14,10 +14,10 @@ import optax
 
 from agentrl_jax.batch import TokenBatch
 from agentrl_jax.errors import UserError
-from agentrl_jax.learner.optimizers import adamw
 from agentrl_jax.learner.score import Scorer, make_score
 from agentrl_jax.learner.update import Update, make_update
 from agentrl_jax.recipes.evaluate import evaluate, measure
+from agentrl_jax.recipes.optimizing import make_optimizer
 from agentrl_jax.recipes.pacing import admit, capped_rate, roll_out, take_in
 from agentrl_jax.rl.objective import assign, policy_loss
 from agentrl_jax.rl.rewards import check_rewards, decided
@@ -95,14 +95,8 @@ def rl(run: Run) -> None:
 
 def optimizer_of(loop: Loop) -> optax.GradientTransformation:
     """What applies the gradients of the stage."""
-    return adamw(
-        capped_rate(loop),
-        warmup=loop.warmup,
-        total=loop.steps * loop.updates_per_batch,
-        schedule=loop.schedule,
-        weight_decay=loop.weight_decay,
-        max_grad_norm=loop.max_grad_norm,
-    )
+    capped = replace(loop, learning_rate=capped_rate(loop))
+    return make_optimizer(capped, updates=loop.steps * loop.updates_per_batch)
 
 
 def update_of(loop: Loop, scorer: Scorer) -> Update:

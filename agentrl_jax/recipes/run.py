@@ -23,6 +23,7 @@ from agentrl_jax.protocol import Suite
 from agentrl_jax.recipes.config import RunConfig
 from agentrl_jax.recipes.directory import require_space
 from agentrl_jax.recipes.guards import Drops
+from agentrl_jax.recipes.optimizing import memory_kind
 from agentrl_jax.recipes.policy import Policy, scorer
 from agentrl_jax.recipes.transcripts import transcript
 from agentrl_jax.rollout.buffer import Buffer
@@ -150,7 +151,9 @@ class Run:
         """
         settings = self.config.sft if self.stage == "sft" else self.config.loop
         assert settings is not None
-        state, learned = init_state(optimizer, self.params), trained(self.params)
+        before = None if self.state is None else self.state.opt_state
+        state = init_state(optimizer, self.params, before=before, memory_kind=memory_kind(settings))
+        learned = trained(self.params)
         copied = jax.jit(lambda part: jax.tree.map(jnp.copy, part), out_shardings=placed(learned))
         self.reference = with_trained(self.params, copied(learned)) if reference else None
         start = 0

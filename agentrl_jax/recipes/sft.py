@@ -9,11 +9,11 @@ import numpy as np
 import optax
 
 from agentrl_jax.batch import TokenBatch
-from agentrl_jax.learner.optimizers import adamw
 from agentrl_jax.learner.score import Scorer
 from agentrl_jax.learner.update import Update, make_update
 from agentrl_jax.recipes.demonstrations import open_stores, order, packed, read_all, rename, take, token_ids
 from agentrl_jax.recipes.evaluate import evaluate
+from agentrl_jax.recipes.optimizing import make_optimizer
 from agentrl_jax.rl.imitation import imitation_loss
 
 if TYPE_CHECKING:
@@ -54,14 +54,7 @@ def sft(run: Run) -> None:
 
 def optimizer_of(settings: Sft) -> optax.GradientTransformation:
     """What applies the gradients of the stage."""
-    return adamw(
-        settings.learning_rate,
-        warmup=settings.warmup,
-        total=settings.steps,
-        schedule=settings.schedule,
-        weight_decay=settings.weight_decay,
-        max_grad_norm=settings.max_grad_norm,
-    )
+    return make_optimizer(settings, updates=settings.steps)
 
 
 def update_of(settings: Sft, scorer: Scorer) -> Update:

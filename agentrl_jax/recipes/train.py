@@ -21,7 +21,7 @@ from agentrl_jax.protocol import Suite
 from agentrl_jax.recipes import evaluate as evaluation
 from agentrl_jax.recipes import meshes
 from agentrl_jax.recipes import policy as policies
-from agentrl_jax.recipes.checks import check, check_environment
+from agentrl_jax.recipes.checks import check, check_environment, check_offload
 from agentrl_jax.recipes.config import RunConfig, stage_name
 from agentrl_jax.recipes.demonstrations import open_stores
 from agentrl_jax.recipes.directory import Source, claimed, discard, prepare, require_space
@@ -124,6 +124,7 @@ def resolve(config: RunConfig) -> tuple[Suite, policies.Policy]:
     check(config)
     suite = config.environment.load()
     check_environment(config, suite)
+    check_offload(config)
     try:
         return suite, policies.describe(config, suite)
     except ValueError as error:

@@ -48,6 +48,13 @@ WRONG: dict[str, tuple[Callable[[RunConfig], RunConfig], str]] = {
     "a stage without its section": (lambda c: replace(c, sft=None), "'sft' needs the section"),
     "bank and slots": (with_("rollout", bank=24), "rollout.bank=24 must divide rollout.slots=64"),
     "idle workers": (with_("rollout", workers=65), "rollout.workers=65 exceeds"),
+    "another optimizer": (with_("sft", optimizer="sgd"), "sft.optimizer='sgd': expected one of adamw, adafactor, muon"),
+    "a moment that is not kept": (
+        with_("loop", optimizer="adafactor", moment_dtype="bfloat16"),
+        "loop.moment_dtype='bfloat16' has no effect with loop.optimizer='adafactor'",
+    ),
+    "nothing to offload": (with_("loop", optimizer="adafactor", offload=True), "loop.offload=True: with loop.optim"),
+    "params of another dtype": (with_("policy", param_dtype="float16"), "policy.param_dtype='float16': expected one"),
     "no temperature": (with_("rollout", temperature=0.0), "rollout.temperature=0.0"),
     "a negative top_k": (with_("rollout", top_k=-1), "rollout.top_k=-1: expected 0 (off) or more"),
     "one token to draw": (with_("rollout", top_k=1), "rollout.top_k=1 leaves one token to draw, and nothing to learn"),
