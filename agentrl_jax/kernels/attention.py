@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.sharding import AxisType, PartitionSpec
 
-from agentrl_jax.kernels.head import axes_of, vary
+from agentrl_jax.kernels.head import axes_of, dividing, vary
 from agentrl_jax.kernels.pallas import attention as tiled
 
 # A block of queries reads only the keys before its end, so blocks spare almost half of the work, and their
@@ -204,8 +204,8 @@ def per_device(function: Any, row_axes: tuple[str, ...], head_axes: tuple[str, .
         }
         if not automatic:
             return function(q, k, v, *rest)
-        dividing = lambda axes, size: _dividing({a: mesh.shape[a] for a in axes if a in automatic}, size)  # noqa: E731
-        rows, heads = dividing(row_axes, q.shape[0]), dividing(head_axes, q.shape[1])
+        over = lambda axes, size: dividing({a: mesh.shape[a] for a in axes if a in automatic}, size)  # noqa: E731
+        rows, heads = over(row_axes, q.shape[0]), over(head_axes, q.shape[1])
         split, row = PartitionSpec(rows, heads), PartitionSpec(rows)
         specs = (split, split, split, row, row, PartitionSpec(), *(split,) * len(rest[3:]))
         # Unchecked, as the interpreter of kernels demands: nothing is summed over devices, nothing differentiated.
@@ -213,16 +213,6 @@ def per_device(function: Any, row_axes: tuple[str, ...], head_axes: tuple[str, .
         return mapped(function, in_specs=specs, out_specs=split)(q, k, v, *rest)
 
     return run
-
-
-def _dividing(sizes: dict[str, int], whole: int) -> tuple[str, ...]:
-    """The first of the axes, as many as together divide `whole`."""
-    taken, product = [], 1
-    for axis, size in sizes.items():
-        if whole % (product * size):
-            break
-        taken, product = [*taken, axis], product * size
-    return tuple(taken)
 
 
 def _zeros(model: Array) -> Array:

@@ -17,12 +17,14 @@ from agentrl_jax.kernels.head import (
     check_arrays,
     check_form,
     check_kept,
+    fold,
     make_head,
     make_plan,
     measure,
     pull_all,
     restore,
     score_all,
+    shares_of,
     spread,
     take,
 )
@@ -60,6 +62,7 @@ def logprob_loss(
     form: Literal["single_pass"] | Form = "single_pass",
     accumulator: DTypeLike | None = None,
     kept: Array | None = None,
+    row_axes: tuple[str, ...] = ("data", "fsdp"),
 ) -> tuple[Array, Detached]:
     """`loss(logprobs, entropy, data)` of `token_logprobs`, differentiable in `hidden` and `unembedding` alone.
 
@@ -81,7 +84,7 @@ def logprob_loss(
       parents: i32[B, T].
       action_mask: bool[B, T].
       data: pytree of [B, T, ...], whatever else the loss reads; no gradient flows into it.
-      temperature, soft_cap, chunk, entropy, kept: see `token_logprobs`.
+      temperature, soft_cap, chunk, entropy, kept, row_axes: see `token_logprobs`.
       form: "single_pass", or one of the forms of `token_logprobs`.
       accumulator: dtype in which chunks add up the unembedding's gradient; None for the unembedding's own. f32 is
         exact to rounding and takes `4 * V * D` bytes.
@@ -101,9 +104,10 @@ def logprob_loss(
     settings: Any = {"temperature": temperature, "soft_cap": soft_cap, "chunk": chunk, "entropy": entropy}
     settings["accumulator"] = accumulator
     if form == "single_pass":
-        head = make_head(name, tokens.shape, **settings)
+        shares = shares_of(tokens.shape[0], row_axes, hidden, unembedding, *columns)
+        head = make_head(name, tokens.shape, shares=shares, **settings)
         return single_pass(name, head, loss, hidden, unembedding, make_plan(head, *columns, kept), data)
-    scored = token_logprobs(hidden, unembedding, *columns, form=form, kept=kept, **settings)
+    scored = token_logprobs(hidden, unembedding, *columns, form=form, kept=kept, row_axes=row_axes, **settings)
     value, aux = loss(*scored, lax.stop_gradient(data))
     return value, lax.stop_gradient(Detached(aux, *scored))
 
@@ -112,31 +116,30 @@ def single_pass(
     name: str, head: Head, loss: TokenLoss, hidden: Array, matrix: Array, plan: Plan, data: Any
 ) -> tuple[Array, Detached]:
     """`logprob_loss` in one pass, on behalf of the public function `name`."""
-    rows, length = plan.tokens.shape
-    check_token_local(name, loss, head.entropy, data, (rows, length), (rows, head.columns))
+    check_token_local(name, loss, head.entropy, data, head.shape, (head.shares, head.columns))
     value, rest = _fused(head, loss, *spread(head, hidden, matrix, plan, data), plan, data)
     return value, lax.stop_gradient(rest)
 
 
-def _evaluate(loss: TokenLoss, plan: Plan, scores: Scores, data: Any) -> tuple[Array, Detached]:
-    logprobs, entropy = restore(plan, scores.logprobs, scores.entropy)
+def _evaluate(head: Head, loss: TokenLoss, plan: Plan, scores: Scores, data: Any) -> tuple[Array, Detached]:
+    logprobs, entropy = restore(head, plan, scores.logprobs, scores.entropy)
     value, aux = loss(logprobs, entropy, data)
     return value, Detached(aux, logprobs, entropy)
 
 
 def _primal(head: Head, loss: TokenLoss, hidden: Array, matrix: Array, plan: Plan, data: Any) -> tuple[Array, Detached]:
-    return _evaluate(loss, plan, score_all(head, hidden, matrix, plan, score), data)
+    return _evaluate(head, loss, plan, score_all(head, hidden, matrix, plan, score), data)
 
 
 def _forward(head: Head, loss: TokenLoss, hidden: Array, matrix: Array, plan: Plan, data: Any) -> tuple[Any, Any]:
     def pulls(index: Array, chunk: Chunk, logits: Array) -> tuple[Scores, Array, Array | None]:
         del index
         found = measure(head, logits, chunk)
-        part = jax.tree.map(lambda leaf: take(leaf, chunk.columns), data)
+        part = jax.tree.map(lambda leaf: take(fold(head, leaf), chunk.columns), data)
         return found, *_slopes(loss, found.logprobs, found.entropy, part)
 
     dhidden, dmatrix, scores = pull_all(head, hidden, matrix, plan, pulls)
-    return _evaluate(loss, plan, scores, data), (dhidden, dmatrix)
+    return _evaluate(head, loss, plan, scores, data), (dhidden, dmatrix)
 
 
 def _slopes(loss: TokenLoss, logprobs: Array, entropy: Array | None, data: Any) -> tuple[Array, Array | None]:

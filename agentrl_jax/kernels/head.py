@@ -1,11 +1,14 @@
 """The parts of a loss head: visits to chunks of action columns, their logits, their scores, their gradients.
 
-`logprobs`, `fused_loss` and `vocab_sharded` put them together. Below, B rows of T columns are visited in the order
-of a `Plan`, N columns long, S columns at a time; V is the vocabulary, or this device's share of it.
+`logprobs`, `fused_loss` and `vocab_sharded` put them together. The B rows of T columns of a batch are joined to E longer
+ones, one for each share of the rows that a mesh keeps apart: a short row does not wait for the row with most actions.
+Below, E rows are visited in the order of a `Plan`, N columns long, S columns at a time; V is the vocabulary, or this
+device's share of it.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Set
 from functools import partial
 from typing import Any, NamedTuple
@@ -13,16 +16,20 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
+from jax.sharding import AxisType
 from jax.typing import DTypeLike
 
 from agentrl_jax.kernels.kept import unpack, words
 
+_AUTO = AxisType.Auto
 _NEVER = -1e30  # the logit of a column that stands for no token; finite, so that 0 * _NEVER is 0
 
 
 class Head(NamedTuple):
     """What is fixed about a projection; hashable."""
 
+    shape: tuple[int, int]  # B, T
+    shares: int  # E; divides B
     columns: int  # S
     temperature: float
     soft_cap: float | None
@@ -34,33 +41,33 @@ class Head(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """The batch's columns, and the order in which they are visited."""
+    """The batch's columns, rows joined (`fold`), and the order in which they are visited. L = B * T / E."""
 
-    tokens: Array  # i32[B, T]
-    parents: Array  # i32[B, T]
-    action_mask: Array  # bool[B, T]
-    order: Array  # i32[B, N] columns, each row's actions first
+    tokens: Array  # i32[E, L]
+    parents: Array  # i32[E, L]
+    action_mask: Array  # bool[E, L]
+    order: Array  # i32[E, N] columns, each row's actions first
     chunks: Array  # i32[] that hold an action of any row
-    kept: Array | None = None  # u32[B, T, words(V)] what each token was drawn from, as bits; None: the vocabulary
+    kept: Array | None = None  # u32[E, L, words(V)] what each token was drawn from, as bits; None: the vocabulary
 
 
 class Chunk(NamedTuple):
     """A visit to S columns of every row."""
 
-    columns: Array  # i32[B, S] of the batch
-    reads: Array  # i32[B, S] column whose hidden state predicts it
-    targets: Array  # i32[B, S]
-    active: Array  # bool[B, S]
-    kept: Array | None  # u32[B, S, words(V)]
+    columns: Array  # i32[E, S] of the joined rows
+    reads: Array  # i32[E, S] column whose hidden state predicts it
+    targets: Array  # i32[E, S]
+    active: Array  # bool[E, S]
+    kept: Array | None  # u32[E, S, words(V)]
 
 
 class Scores(NamedTuple):
     """What is known of the distributions at a chunk's columns, or at all of a plan's."""
 
-    logprobs: Array  # f32[B, S] of the targets, 0 where idle
-    peaks: Array  # f32[B, S] the highest logit
-    totals: Array  # f32[B, S] sum over the vocabulary of exp(logit - peak)
-    entropy: Array | None  # f32[B, S], 0 where idle
+    logprobs: Array  # f32[E, S] of the targets, 0 where idle
+    peaks: Array  # f32[E, S] the highest logit
+    totals: Array  # f32[E, S] sum over the vocabulary of exp(logit - peak)
+    entropy: Array | None  # f32[E, S], 0 where idle
 
 
 Pulls = Callable[[Array, Chunk, Array], tuple[Scores, Array, Array | None]]
@@ -74,9 +81,13 @@ def make_head(
     soft_cap: float | None,
     entropy: bool,
     accumulator: DTypeLike | None,
+    shares: int = 1,
     **rest: Any,
 ) -> Head:
-    """The head of a batch of shape (B, T), with chunks of about `chunk` tokens; refuses settings without a meaning."""
+    """The head of a batch of shape (B, T) in E = `shares`, with chunks of about `chunk` tokens over all of them.
+
+    Refuses settings without a meaning.
+    """
     if chunk < 1:
         raise ValueError(f"{name}: chunk: expected at least 1 token, got {chunk}")
     if not temperature > 0:
@@ -86,8 +97,41 @@ def make_head(
     if accumulator is not None and not jnp.issubdtype(accumulator, jnp.floating):
         raise ValueError(f"{name}: accumulator: expected a floating dtype, or None, got {accumulator}")
     rows, length = shape
-    columns = min(length, max(1, chunk // rows))
-    return Head(columns, temperature, soft_cap, entropy, accumulator, **rest)
+    columns = columns_of(rows * length, chunk, shares)
+    return Head((rows, length), shares, columns, temperature, soft_cap, entropy, accumulator, **rest)
+
+
+def columns_of(tokens: int, chunk: int, shares: int) -> int:
+    """S: how many columns of each of the joined rows make a chunk of about `chunk` tokens."""
+    return min(tokens // shares, max(1, chunk // shares))
+
+
+def shares_of(rows: int, row_axes: tuple[str, ...], *arrays: Array) -> int:
+    """E: over how many devices a program that the compiler partitions spreads `rows` rows, by the mesh of its arrays.
+
+    Inside `shard_map` and `pmap` each device has its own rows: 1.
+    """
+    for array in arrays:
+        mesh: Any = jax.typeof(array).sharding.mesh
+        sizes = {a: mesh.shape[a] for a, kind in zip(mesh.axis_names, mesh.axis_types, strict=True) if kind == _AUTO}
+        if sizes:
+            return math.prod(sizes[axis] for axis in dividing({a: sizes[a] for a in row_axes if a in sizes}, rows))
+    return 1
+
+
+def dividing(sizes: dict[str, int], whole: int) -> tuple[str, ...]:
+    """The first of the axes, as many as together divide `whole`."""
+    taken, product = [], 1
+    for axis, size in sizes.items():
+        if whole % (product * size):
+            break
+        taken, product = [*taken, axis], product * size
+    return tuple(taken)
+
+
+def fold(head: Head, values: Array) -> Array:
+    """[B, T, ...] -> [E, L, ...]: the rows of a share one after another."""
+    return values.reshape(head.shares, -1, *values.shape[2:])
 
 
 def check_form(name: str, form: str, *forms: str) -> None:
@@ -121,6 +165,11 @@ def check_kept(name: str, kept: Array | None, tokens: Array, vocabulary: int) ->
 
 def make_plan(head: Head, tokens: Array, parents: Array, action_mask: Array, kept: Array | None = None) -> Plan:
     """Which columns are visited when, and how many chunks of them there are."""
+    rows, length = head.shape
+    first = length * (jnp.arange(rows, dtype=jnp.int32) % (rows // head.shares))[:, None]
+    parents = jnp.where(parents < 0, parents, parents + first.astype(parents.dtype))
+    tokens, parents, action_mask = (fold(head, values) for values in (tokens, parents, action_mask))
+    kept = None if kept is None else fold(head, kept)
     order = jnp.argsort(~action_mask, axis=1, stable=True)
     most = jnp.max(jnp.sum(action_mask, axis=1, dtype=jnp.int32))
     chunks = (most + (head.columns - 1)) // head.columns
@@ -145,25 +194,27 @@ def visit(head: Head, plan: Plan, index: Array) -> Chunk:
 
 
 def take(values: Array, columns: Array) -> Array:
-    """[B, T, ...] at columns i32[B, S] -> [B, S, ...]."""
+    """[E, L, ...] at columns i32[E, S] -> [E, S, ...]."""
     return jnp.take_along_axis(values, columns.reshape(*columns.shape, *[1] * (values.ndim - 2)), axis=1)
 
 
-def restore(plan: Plan, logprobs: Array, entropy: Array | None) -> tuple[Array, Array | None]:
-    """[B, N] in the plan's order -> [B, T], 0 off actions."""
+def restore(head: Head, plan: Plan, logprobs: Array, entropy: Array | None) -> tuple[Array, Array | None]:
+    """[E, N] in the plan's order -> [B, T], 0 off actions."""
     rank = jnp.maximum(jnp.cumsum(plan.action_mask, axis=1, dtype=jnp.int32) - 1, 0)
-    place = lambda values: jnp.where(plan.action_mask, take(values, rank), 0.0)  # noqa: E731
+    place = lambda values: jnp.where(plan.action_mask, take(values, rank), 0.0).reshape(head.shape)  # noqa: E731
     return place(logprobs), None if entropy is None else place(entropy)
 
 
 def spread(head: Head, hidden: Array, unembedding: Array, *others: Any) -> tuple[Array, Array]:
-    """Both varying over every mesh axis that any array varies over, hidden states not over the vocabulary's.
+    """Hidden states with rows joined, and the unembedding.
+
+    Both varying over every mesh axis that any array varies over, hidden states not over the vocabulary's.
 
     In `shard_map(check_vma=True)` the transpose of this step is the sum of gradients over devices. Elsewhere it is
     the identity.
     """
     axes = {axis for array in jax.tree.leaves((hidden, unembedding, others)) for axis in axes_of(array)}
-    return vary(hidden, axes - {head.axis_name}), vary(unembedding, axes)
+    return vary(fold(head, hidden), axes - {head.axis_name}), vary(unembedding, axes)
 
 
 def axes_of(array: Array) -> frozenset[str]:
@@ -179,13 +230,13 @@ def vary(array: Array, axes: Set[str]) -> Array:
 
 
 def read(hidden: Array, matrix: Array, chunk: Chunk) -> Array:
-    """[B, S, D] in the matrix's dtype. Zero where idle: what stands there must not reach the gradient."""
+    """[E, S, D] in the matrix's dtype. Zero where idle: what stands there must not reach the gradient."""
     states = take(hidden, chunk.reads).astype(matrix.dtype)
     return jnp.where(chunk.active[:, :, None], states, jnp.zeros((), matrix.dtype))
 
 
 def project(head: Head, states: Array, matrix: Array, chunk: Chunk) -> tuple[Array, Callable[[Array], tuple[Array]]]:
-    """Logits f32[B, S, V], and the pull-back from them to the raw projection."""
+    """Logits f32[E, S, V], and the pull-back from them to the raw projection."""
     raw = jnp.einsum("bsd,vd->bsv", states, matrix, preferred_element_type=jnp.float32)
     return jax.vjp(partial(_scale, head, chunk.kept), raw)
 
@@ -199,7 +250,7 @@ def _scale(head: Head, kept: Array | None, raw: Array) -> Array:
 
 
 def _share(head: Head, kept: Array, size: int) -> Array:
-    """bool[B, S, V] of the kept sets, or this device's share of them."""
+    """bool[E, S, V] of the kept sets, or this device's share of them."""
     if head.axis_name is None:
         return unpack(kept, size)
     everything = lax.axis_size(head.axis_name) * size
@@ -238,7 +289,7 @@ def measure(head: Head, logits: Array, chunk: Chunk) -> Scores:
 
 
 def score_all(head: Head, hidden: Array, matrix: Array, plan: Plan, score: Callable[..., Scores]) -> Scores:
-    """What `score(head, states, matrix, chunk)` gives for all columns, in the plan's order: f32[B, N] each."""
+    """What `score(head, states, matrix, chunk)` gives for all columns, in the plan's order: f32[E, N] each."""
 
     def step(index: Array, scores: Scores) -> Scores:
         chunk = visit(head, plan, index)
@@ -251,7 +302,7 @@ def pull_all(head: Head, hidden: Array, matrix: Array, plan: Plan, pulls: Pulls)
     """Gradients of hidden states and unembedding, and the scores, in one sweep over the chunks.
 
     `pulls(index, chunk, logits)` names the chunk's scores, and the gradients of the loss by its log-probabilities
-    and its entropies, f32[B, S]; what it says of idle columns is not read.
+    and its entropies, f32[E, S]; what it says of idle columns is not read.
     """
 
     def step(index: Array, carry: tuple[Array, Array, Scores]) -> tuple[Array, Array, Scores]:
@@ -282,7 +333,7 @@ def pull_all(head: Head, hidden: Array, matrix: Array, plan: Plan, pulls: Pulls)
 
 
 def _outer(draw: Array, states: Array) -> Array:
-    """[B, S, V] x [B, S, D] -> f32[V, D], summed over the tokens."""
+    """[E, S, V] x [E, S, D] -> f32[V, D], summed over the tokens."""
     product = partial(jnp.einsum, preferred_element_type=jnp.float32)
 
     def by_columns(draw: Array, states: Array) -> Array:

@@ -100,10 +100,23 @@ def _keeps_tokens_apart(equation: Any, tokens: tuple[int, int]) -> bool:
     name, shapes = equation.primitive.name, [variable.aval.shape for variable in equation.invars]
     if name in _ELEMENTWISE:
         return True
-    if name in _REDUCES:
-        return shapes[0][:2] == tokens and min(equation.params["axes"]) >= 2
-    if name not in _RESHAPES:
+    if name not in _REDUCES | _RESHAPES:
         return False
-    kept = shapes[0][:2] == tokens and equation.outvars[0].aval.shape[:2] == tokens
-    placed = equation.params.get("broadcast_dimensions", (0, 1))[:2] == (0, 1)
-    return shapes[0] == () or (kept and placed)
+    if not shapes or shapes[0] == ():
+        return name in _RESHAPES
+    before = _token_axes(shapes[0], tokens)
+    if before is None or name in _REDUCES:
+        return before is not None and not set(before).intersection(equation.params["axes"])
+    after, places = _token_axes(equation.outvars[0].aval.shape, tokens), equation.params.get("broadcast_dimensions")
+    return after is not None and (places is None or tuple(places[axis] for axis in before) == after)
+
+
+def _token_axes(shape: tuple[int, ...], tokens: tuple[int, int]) -> tuple[int, ...] | None:
+    """The axes that tell tokens apart, where they come first in an array of that shape; None where they do not.
+
+    An axis of length 1 tells nothing apart, and traced programs drop it.
+    """
+    wide = tuple(axis for axis in range(2) if tokens[axis] > 1)
+    if shape[:2] == tokens:
+        return wide
+    return tuple(range(len(wide))) if shape[: len(wide)] == tuple(tokens[axis] for axis in wide) else None

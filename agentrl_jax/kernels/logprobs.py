@@ -26,6 +26,7 @@ from agentrl_jax.kernels.head import (
     read,
     restore,
     score_all,
+    shares_of,
     spread,
     visit,
 )
@@ -48,14 +49,15 @@ def token_logprobs(
     form: Form = "two_pass",
     accumulator: DTypeLike | None = None,
     kept: Array | None = None,
+    row_axes: tuple[str, ...] = ("data", "fsdp"),
 ) -> tuple[Array, Array | None]:
     """Log-probability of every action token given its ancestors, without ever holding [B, T, V].
 
     `logprobs[b, t] = log softmax(cap(hidden[b, parents[b, t]] @ unembedding.T) / temperature)[tokens[b, t]]`
     on actions, 0 elsewhere; `cap(x) = soft_cap * tanh(x / soft_cap)`, or x without a soft cap;
-    `entropy[b, t] = -sum_v p_v log p_v` of the same distribution. Action columns are sorted to the front of
-    their row and projected chunk by chunk, as many chunks as the row with most actions needs: the cost
-    follows the number of actions, and none is ever dropped. Logits, log-softmax and sums are f32.
+    `entropy[b, t] = -sum_v p_v log p_v` of the same distribution. Action columns are sorted to the front and
+    projected chunk by chunk, over all rows of a device, as many chunks as the device with most actions needs: the
+    cost follows the number of actions, and none is ever dropped. Logits, log-softmax and sums are f32.
 
     "two_pass" keeps a log-normaliser a token and projects a chunk again in the backward pass: 4 matmuls.
     "pallas" is that with a forward pass for scoring: a kernel without logits in memory, on TPUs, for
@@ -77,6 +79,7 @@ def token_logprobs(
       accumulator: dtype in which chunks add up the unembedding's gradient; None for the unembedding's own.
       kept: u32[B, T, words(V)] what each token was drawn from, as bits (`kernels.kept.pack`): the softmax runs over
         these tokens alone, as the sampler's did; all bits set where nothing was cut. None: the whole vocabulary.
+      row_axes: mesh axes over which the rows are split, where the compiler partitions the program.
 
     Returns:
       f32[B, T] log-probabilities, and f32[B, T] entropies or None.
@@ -93,11 +96,12 @@ def token_logprobs(
     check_arrays("token_logprobs", hidden, unembedding, *columns)
     check_kept("token_logprobs", kept, tokens, unembedding.shape[0])
     settings = chunk, temperature, soft_cap, entropy, accumulator
-    head = make_head("token_logprobs", tokens.shape, *settings, pallas=form == "pallas")
+    shares = shares_of(tokens.shape[0], row_axes, hidden, unembedding, *columns)
+    head = make_head("token_logprobs", tokens.shape, *settings, shares=shares, pallas=form == "pallas")
     plan = make_plan(head, *columns, kept)
     function = _checkpointed if form == "checkpointed" else two_pass
     logprobs, entropies = function(head, *spread(head, hidden, unembedding, plan), plan)
-    return restore(plan, logprobs, entropies)
+    return restore(head, plan, logprobs, entropies)
 
 
 def _checkpointed(head: Head, hidden: Array, matrix: Array, plan: Plan) -> tuple[Array, Array | None]:

@@ -112,7 +112,7 @@ def vocab_sharded_logprobs(
         vocabulary=vocabulary, chunk=chunk, temperature=temperature, soft_cap=soft_cap, entropy=entropy,
         accumulator=accumulator, kept=kept,
     )  # fmt: skip
-    return restore(plan, *two_pass(head, *spread(head, hidden, unembedding, plan), plan))
+    return restore(head, plan, *two_pass(head, *spread(head, hidden, unembedding, plan), plan))
 
 
 def _prepare(

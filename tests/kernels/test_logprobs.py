@@ -132,12 +132,13 @@ def test_garbage_off_actions_reaches_neither_value_nor_gradient(draw, form):
     assert all(np.all(np.isfinite(g)) for g in grads)
 
 
-def test_as_many_chunks_are_visited_as_the_fullest_row_needs(draw):
+@pytest.mark.parametrize("shares", [1, 3])
+def test_as_many_chunks_are_visited_as_the_fullest_share_of_the_rows_needs(draw, shares):
     for actions, chunk in ((0.0, 6), (0.4, 6), (1.0, 6), (1.0, 1000)):
         sample = draw(2, actions)
-        head = make_head("test", (3, 7), chunk, 1.0, None, False, None)
-        most = sample.mask.sum(1).max()
-        assert int(make_plan(head, *sample.columns).chunks) == -(-most // min(7, chunk // 3))
+        head = make_head("test", (3, 7), chunk, 1.0, None, False, None, shares=shares)
+        most = sample.mask.reshape(shares, -1).sum(1).max()
+        assert int(make_plan(head, *sample.columns).chunks) == -(-most // min(21 // shares, chunk // shares))
 
 
 def test_only_the_reference_is_differentiated_twice(draw):
