@@ -25,6 +25,7 @@ from agentrl_jax.runtime.grammars import Grammars, Matcher
 from agentrl_jax.runtime.paging import PageBook, digests
 from agentrl_jax.sampler import decode as sampler
 from agentrl_jax.sampler import pages as paged
+from agentrl_jax.sampler import placement
 from agentrl_jax.sampler.pages import PAGE
 from agentrl_jax.sampler.select import Cuts
 
@@ -87,7 +88,8 @@ class Engine:
     page ends with an error, and its slot is empty. `text_of` gives the text of ids, which stop strings need, and
     `grammars` reads the grammars of requests. A turn with a grammar is decoded apart from those without, one token a
     dispatch, since the host names the tokens that may come next; its functions are compiled only with `grammars`.
-    Call `publish` before `advance`.
+    `sharding` is one placement for everything but weights and pages, which a `tensor` axis of its mesh splits
+    (`sampler.placement`). Call `publish` before `advance`.
     """
 
     def __init__(
@@ -110,10 +112,11 @@ class Engine:
         count = slots * self._width + 1 if pages is None else pages + 1
         self._book = PageBook(count)
         self._copies: list[tuple[int, int]] = []  # (source, target) pages, to be done before anything is written
-        self._pools = jax.jit(partial(sampler.allocate, model_config, count), out_shardings=sharding)()
-        self._prefill = jax.jit(partial(sampler.prefill, model_config), donate_argnums=1)
+        pools = placement.pools(sharding)
+        self._pools = jax.jit(partial(sampler.allocate, model_config, count), out_shardings=pools)()
+        self._prefill = jax.jit(partial(sampler.prefill, model_config), donate_argnums=1, out_shardings=pools)
         # A partial of its own each: jit shares what it compiled, and its count, between wrappers of one function.
-        self._copy = jax.jit(partial(paged.copy), donate_argnums=0)
+        self._copy = jax.jit(partial(paged.copy), donate_argnums=0, out_shardings=pools)
         self._grammars = grammars
         sizes = _sizes(rows, slots)
         if model_config.compute_dtype == "bfloat16" and jax.default_backend() == "cpu":
@@ -121,7 +124,8 @@ class Engine:
 
         def by_size(steps: int) -> dict[int, Any]:
             fixed = partial(sampler.decode, model_config, steps=steps, stop_ids=tuple(sorted(self._stop_ids)))
-            return {size: jax.jit(partial(fixed), donate_argnums=1) for size in sizes}
+            places = (pools, sharding)
+            return {size: jax.jit(partial(fixed), donate_argnums=1, out_shardings=places) for size in sizes}
 
         self._decode = by_size(decode_steps)
         self._held = {} if grammars is None else by_size(1)  # for turns with a grammar
