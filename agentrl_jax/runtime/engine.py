@@ -69,7 +69,8 @@ class Engine:
     `sharding` is the placement of what is whole. With that of `fleet.spread` over n devices each of them has Q / n of
     the slots, in order, with `pages`, `bank` and `rows` of its own, and a dispatch is one for all of them. Which device
     a slot is on changes none of its bits. Slots of one device share a prompt; a group over several is prefilled once
-    on each. Call `publish` before `advance`.
+    on each. Over a `tensor` axis instead, weights and pages are split
+    (`sampler.placement`). Call `publish` before `advance`.
     """
 
     def __init__(
@@ -104,7 +105,7 @@ class Engine:
     def _compile(self, pages: int, sizes: list[int]) -> None:
         """The device functions, and pools of so many pages over all devices."""
         config, fleet = self._config, self._fleet
-        self._pools = jax.jit(partial(sampler.allocate, config, pages), out_shardings=fleet.split)()
+        self._pools = jax.jit(partial(sampler.allocate, config, pages), out_shardings=fleet.pools)()
         self._prefill = fleet.jit(partial(sampler.prefill, config), (WHOLE, *[SPLIT] * 5), SPLIT, 1)
         self._copy = fleet.jit(paged.copy, (SPLIT, SPLIT, SPLIT), SPLIT, 0)
         if config.compute_dtype == "bfloat16" and jax.default_backend() == "cpu":

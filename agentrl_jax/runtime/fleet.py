@@ -13,11 +13,13 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from agentrl_jax.sampler import placement
+
 AXIS = "sampler"
 WHOLE, SPLIT, COLUMNS = PartitionSpec(), PartitionSpec(AXIS), PartitionSpec(None, AXIS)
 
 
-def spread(devices: Sequence[jax.Device]) -> NamedSharding:
+def spread(devices: Sequence[Any]) -> NamedSharding:
     """The placement of an engine whose slots are spread over these devices, all of this process."""
     return NamedSharding(Mesh(np.asarray(devices, dtype=object), (AXIS,)), WHOLE)
 
@@ -31,6 +33,7 @@ class Fleet:
         self._mesh = None if mesh is None or AXIS not in mesh.shape else mesh
         self.whole = sharding
         self.split = sharding if self._mesh is None else NamedSharding(self._mesh, SPLIT)
+        self.pools = placement.pools(sharding) if self._mesh is None else self.split
         self.count = 1 if self._mesh is None else self._mesh.shape[AXIS]
 
     def jit(self, f: Callable[..., Any], specs: tuple[Any, ...], out: Any, donate: int) -> Any:
@@ -39,9 +42,10 @@ class Fleet:
         def one(*arguments: Any) -> Any:  # a function of its own: jit shares what it compiled, and its count, by it
             return f(*arguments)
 
-        if self.count > 1:
-            assert self._mesh is not None
-            one = jax.shard_map(one, mesh=self._mesh, in_specs=specs, out_specs=out, check_vma=False)
+        if self._mesh is None or self.count == 1:
+            places = jax.tree.map(lambda spec: self.pools if spec == SPLIT else self.whole, out, is_leaf=_is_spec)
+            return jax.jit(one, donate_argnums=donate, out_shardings=places)
+        one = jax.shard_map(one, mesh=self._mesh, in_specs=specs, out_specs=out, check_vma=False)
         return jax.jit(one, donate_argnums=donate)
 
     def put(self, tree: Any) -> Any:
@@ -61,7 +65,14 @@ class Fleet:
         if not x.is_fully_replicated:
             raise ValueError(f"Fleet.adopt: an array {x.shape} is split as {x.sharding}; expected whole arrays")
         assert self._mesh is not None
-        held, devices = {shard.device: shard.data for shard in x.addressable_shards}, list(self._mesh.devices.flat)
+        held, devices = (
+            {shard.device: shard.data for shard in x.addressable_shards},
+            list(np.ravel(np.asarray(self._mesh.devices))),
+        )
         if any(device not in held for device in devices):
             return jax.device_put(next(iter(held.values())), self.whole)
         return jax.make_array_from_single_device_arrays(x.shape, self.whole, [held[device] for device in devices])
+
+
+def _is_spec(x: Any) -> bool:
+    return isinstance(x, PartitionSpec)

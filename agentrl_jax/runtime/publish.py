@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from agentrl_jax.models.llama import LlamaConfig, unstack
 from agentrl_jax.models.lora import merged
+from agentrl_jax.sampler import placement
 
 
 def publish(config: LlamaConfig, params: Any, sharding: Any = None) -> Any:
@@ -17,7 +18,8 @@ def publish(config: LlamaConfig, params: Any, sharding: Any = None) -> Any:
 
     Adapters are merged into the projections they belong to.
 
-    `sharding` places the result (None: where the compiler leaves it).
+    `sharding` is the engine's: over a `tensor` axis of its mesh the result is split (`sampler.placement`). None: where
+    the compiler leaves it.
     """
     return _publisher(config, sharding)(params)
 
@@ -31,6 +33,6 @@ def cache_size(config: LlamaConfig, sharding: Any = None) -> int:
 def _publisher(config: LlamaConfig, sharding: Any) -> Any:
     def lay_out(params: Any) -> Any:
         # jit hands an untouched argument straight back, with the caller's buffer; copy forbids that.
-        return jax.tree.map(jnp.copy, unstack(config, merged(params)))
+        return jax.tree.map(jnp.copy, unstack(config, merged(params), fused=placement.shares(sharding) == 1))
 
-    return jax.jit(lay_out) if sharding is None else jax.jit(lay_out, out_shardings=sharding)
+    return jax.jit(lay_out) if sharding is None else jax.jit(lay_out, out_shardings=placement.weights(config, sharding))
