@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from math import prod
+from collections.abc import Callable
 from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 import optax
-from optax.contrib import MuonDimensionNumbers, scale_by_muon
 
-from agentrl_jax.learner.matrices import for_each, is_stacked, matrix_of, on_matrices
+from agentrl_jax.models.matrices import flattened, is_stacked, matrix_of
+from agentrl_jax.models.orthogonal import orthogonal
 
 Schedule = Literal["constant", "cosine"]
 _MUON_RMS = 0.2  # of an update, in units of the rate: as large as AdamW's usually is
@@ -85,8 +85,8 @@ def adafactor(
     scaled = optax.scale_by_factored_rms(decay_rate=decay, min_dim_size_to_factor=factored_from)
     return _clipped(
         max_grad_norm,
-        on_matrices(scaled),
-        for_each(_unit_rms),
+        _on_matrices(scaled),
+        _for_each(_unit_rms),
         optax.add_decayed_weights(weight_decay),
         optax.scale_by_learning_rate(rate),
     )
@@ -107,19 +107,19 @@ def muon(
 ) -> optax.GradientTransformation:
     """Muon for the matrices of the layers, `adamw` for embeddings, head, norms and biases.
 
-    The step of a matrix [in, out] is its momentum made orthogonal, all its singular values near 1, by five
-    Newton-Schulz iterations, times `0.2 sqrt(max(in, out))`: about as large as AdamW's, so that one rate serves both.
-    Each layer, and each expert, is made orthogonal for itself; all heads of a projection are one matrix.
+    The step of a matrix [in, out] is its momentum `g + b m, m = g + b m` made orthogonal, all its singular values near
+    1 (`models.orthogonal`), times `0.2 sqrt(max(in, out))`: about as large as AdamW's, so that one rate serves
+    both. Each layer, and each expert, is made orthogonal for itself; all heads of a projection are one matrix.
 
     Args as in `adamw`, and:
-      momentum: decay of the matrices' momentum (Nesterov's).
+      momentum: b, the decay of the matrices' momentum (Nesterov's).
 
     Jordan 2024 (https://kellerjordan.github.io/posts/muon/); the scale: Liu et al. 2025 (https://arxiv.org/abs/2502.16982).
     """
     rate = _rate("muon", learning_rate, warmup, total, schedule, max_grad_norm)
     matrices = optax.chain(
-        scale_by_muon(beta=momentum, eps=eps, mu_dtype=moment_dtype, weight_dimension_numbers=_dimensions),
-        for_each(_like_adam),
+        optax.trace(momentum, nesterov=True, accumulator_dtype=moment_dtype),
+        _for_each(_step),
         optax.add_decayed_weights(weight_decay),
         optax.scale_by_learning_rate(rate),
     )
@@ -131,21 +131,27 @@ def _labels(params: Any) -> Any:
     return jax.tree.map_with_path(lambda path, x: "matrix" if matrix_of(path, x.ndim) else "rest", params)
 
 
-def _dimensions(updates: Any) -> Any:
-    def one(path: Any, x: Any) -> MuonDimensionNumbers:
-        found = matrix_of(path, x.ndim)
-        assert found is not None  # `_labels`
-        cut = found.stacked + found.inputs
-        return MuonDimensionNumbers(tuple(range(found.stacked, cut)), tuple(range(cut, x.ndim)))
-
-    return jax.tree.map_with_path(one, updates)
+def _step(path: Any, momentum: Any) -> Any:
+    x, found = flattened(path, momentum), matrix_of(path, momentum.ndim)
+    assert found is not None  # `_labels`
+    scale = _MUON_RMS * max(x.shape[-2:]) ** 0.5
+    return (jnp.asarray(scale, x.dtype) * orthogonal(x, found.logical)).reshape(momentum.shape)
 
 
-def _like_adam(path: Any, update: Any) -> Any:
-    found = matrix_of(path, update.ndim)
-    assert found is not None
-    sides = update.shape[found.stacked : found.stacked + found.inputs], update.shape[found.stacked + found.inputs :]
-    return update * jnp.asarray(_MUON_RMS * max(prod(side) for side in sides) ** 0.5, update.dtype)
+def _on_matrices(inner: optax.GradientTransformation) -> optax.GradientTransformation:
+    """`inner` on the params as `matrices.flattened` gives them. State that it keeps has those shapes."""
+    flat = lambda tree: jax.tree.map_with_path(flattened, tree)  # noqa: E731
+
+    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+        found, state = inner.update(flat(updates), state, None if params is None else flat(params))
+        return jax.tree.map(lambda x, like: x.reshape(like.shape), found, updates), state
+
+    return optax.GradientTransformation(lambda params: inner.init(flat(params)), update)
+
+
+def _for_each(function: Callable[[tuple[Any, ...], Any], Any]) -> optax.GradientTransformation:
+    """The transformation without state that maps every update, given its path."""
+    return optax.stateless(lambda updates, params: jax.tree.map_with_path(function, updates))
 
 
 def _unit_rms(path: Any, update: Any) -> Any:

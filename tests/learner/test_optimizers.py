@@ -10,9 +10,9 @@ import pytest
 from optax.contrib import muon as plain_muon
 
 from agentrl_jax.learner.masters import Masters, applied, masters_of, started, updated, with_masters
-from agentrl_jax.learner.matrices import Matrix, matrix_of
 from agentrl_jax.learner.optimizers import adafactor, adamw, muon
 from agentrl_jax.models import llama, lora
+from agentrl_jax.models.matrices import Matrix, matrix_of
 
 MOE = llama.LlamaConfig(
     vocab_size=23, width=8, layers=2, heads=4, kv_heads=2, head_width=4, mlp_width=12, context=32, tied=False,
@@ -49,8 +49,8 @@ def test_matrices_are_the_projections_of_layers_and_their_adapters():
     params = llama.shapes(MOE)
     found = {path[-1].key: matrix_of(path, x.ndim) for path, x in jax.tree.leaves_with_path(params)}
     assert {name for name, matrix in found.items() if matrix} == set(MATRICES)
-    assert found["query"] == Matrix(1, 1, 2) and found["out"] == Matrix(1, 2, 1)
-    assert found["gate"] == Matrix(2, 1, 1) and found["router"] == Matrix(1, 1, 1)
+    assert found["query"] == Matrix(1, 1, 2, ("width", "heads")) and found["out"] == Matrix(1, 2, 1, ("heads", "width"))
+    assert found["gate"] == Matrix(2, 1, 1, ("width", "mlp")) and found["router"] == Matrix(1, 1, 1, ("width", None))
     dense = llama.shapes(
         llama.LlamaConfig(vocab_size=23, width=8, layers=2, heads=2, kv_heads=1, head_width=4, mlp_width=12)
     )
@@ -74,9 +74,7 @@ def test_muon_by_hand():
     (first, second), _ = moves(muon(RATE, max_grad_norm=None, weight_decay=0.1), params, grads)
     g, h = (matrices_of("query", np.asarray(one["layers"]["query"], np.float64)) for one in grads)
     w = matrices_of("query", np.asarray(params["layers"]["query"]))
-    nesterov = [0.95 * 0.05 * g / (1 - 0.95**2) + 0.05 * g / (1 - 0.95)]
-    moment = 0.95 * 0.05 * g + 0.05 * h
-    nesterov.append(0.95 * moment / (1 - 0.95**3) + 0.05 * h / (1 - 0.95**2))
+    nesterov = [g + 0.95 * g, h + 0.95 * (h + 0.95 * g)]
     for found, momentum in zip((first, second), nesterov, strict=True):
         expected = np.stack([0.2 * 16**0.5 * newton_schulz(m) for m in momentum])
         got = matrices_of("query", np.asarray(found["layers"]["query"]))
@@ -86,16 +84,15 @@ def test_muon_by_hand():
 
 
 def test_muon_of_a_stack_is_muon_of_each_matrix_and_adamw_of_the_rest():
-    params, grads = tree(), [tree(1), tree(2), tree(3)]
+    params, grads = tree(), [tree(1), tree(2)]
     settings = {"weight_decay": 0.1, "max_grad_norm": None}
     found, _ = moves(muon(RATE, **settings), params, grads)
     rest, _ = moves(adamw(RATE, **settings), params, grads)
     alone = plain_muon(RATE, weight_decay=0.1, consistent_rms=0.2)
     split = lambda x: {name: matrices_of(name, x["layers"][name])[-1] for name in MATRICES}  # noqa: E731
-    expected, _ = moves(alone, split(params), [split(grad) for grad in grads])
-    for got, want in zip(found, expected, strict=True):
-        for name, matrix in split(got).items():
-            np.testing.assert_allclose(matrix, want[name], rtol=1e-4, atol=1e-7, err_msg=name)
+    (expected,), _ = moves(alone, split(params), [split(grads[0])])  # later, optax corrects its momentum's bias
+    for name, matrix in split(found[0]).items():
+        np.testing.assert_allclose(matrix, expected[name], rtol=1e-4, atol=1e-7, err_msg=name)
     for got, want in zip(found, rest, strict=True):
         for path, leaf in jax.tree.leaves_with_path(got):
             if path[-1].key not in MATRICES:

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 
 from agentrl_jax import sharding
 from agentrl_jax.learner.masters import Masters, with_masters
@@ -14,6 +14,7 @@ from agentrl_jax.learner.optimizers import adafactor, adamw, muon
 from agentrl_jax.learner.state import LearnerState, init_state
 from agentrl_jax.learner.update import Accumulator, make_update
 from agentrl_jax.models import llama
+from agentrl_jax.models.orthogonal import orthogonal
 from agentrl_jax.rl import weights
 from agentrl_jax.rl.imitation import imitation_loss
 from agentrl_jax.rl.types import Metrics
@@ -109,3 +110,25 @@ def test_steps_reduce_the_loss(name):
             losses.append(info.to_host()["loss"])
     assert losses == sorted(losses, reverse=True) and losses[-1] < losses[0] - 0.1
     assert set(update.cache_sizes().values()) == {1}
+
+
+@pytest.mark.parametrize(
+    ("sizes", "spec", "logical"),
+    [
+        ((1, 8, 1, 1), (None, "fsdp", "tensor"), ("width", "mlp")),
+        ((1, 4, 2, 1), (None, "tensor", "fsdp"), ("mlp", "width")),
+        ((1, 2, 2, 2), (None, "expert", "fsdp", "tensor"), ("width", "mlp")),
+    ],
+)
+def test_orthogonal_matrices_are_exchanged_and_never_gathered(sizes, spec, logical):
+    mesh = sharding.make_mesh(*sizes)
+    place = NamedSharding(mesh, PartitionSpec(*spec))
+    x = np.random.default_rng(0).normal(size=(3, *[4] * ("expert" in spec), 16, 32)).astype(np.float32)
+    spread = jax.jit(partial(orthogonal, logical=logical), out_shardings=place)
+    x = jax.device_put(x, place)
+    text = spread.lower(x).compile().as_text()
+    assert " all-to-all(" in text and " all-gather(" not in text
+    found = np.asarray(spread(x))
+    values = np.linalg.svd(found, compute_uv=False)
+    assert values.min() > 0.5 and values.max() < 1.3
+    np.testing.assert_allclose(found, jax.jit(orthogonal)(jax.device_get(x)), atol=1e-5)

@@ -20,7 +20,7 @@ from agentrl_jax.recipes import checks, plan
 from agentrl_jax.recipes import policy as policies
 from agentrl_jax.recipes.config import Checkpoints, RunConfig
 from agentrl_jax.recipes.dry_run import dry_run
-from agentrl_jax.recipes.export import export
+from agentrl_jax.recipes.export import export, params_of
 from agentrl_jax.recipes.train import train
 from agentrl_jax.runtime import pretrained
 from agentrl_jax.runtime.publish import publish
@@ -106,36 +106,43 @@ def test_offloading_where_there_is_no_such_memory_is_one_line(monkeypatch: pytes
         checks.check_offload(config(offload=True))
 
 
-def _params(directory: Path) -> Any:
-    made = _run_config()
-    policy = policies.describe(made, made.environment.load())
-    from agentrl_jax.recipes.export import params_of
-
-    return jax.device_get(params_of(made, policy, directory, PLACE))
-
-
-def _run_config() -> RunConfig:
+def run_config() -> RunConfig:
     made = config(steps=2, optimizer="muon", moment_dtype="bfloat16", offload=True)
     evaluation = replace(made.evaluation, episodes=2, every=0)
     return replace(made, evaluation=evaluation, checkpoints=Checkpoints(every=1, keep=9))
 
 
+def final(directory: Path) -> Any:
+    made = run_config()
+    policy = policies.describe(made, made.environment.load())
+    return jax.device_get(params_of(made, policy, directory, PLACE))
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("masters") / "straight"
+    train(run_config(), directory, quiet=True)
+    return directory
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("kept", [1, 2, 3])
-def test_a_run_with_masters_resumes_to_the_same_bits_and_exports(tmp_path: Path, kept: int) -> None:
-    made, straight, resumed = _run_config(), tmp_path / "straight", tmp_path / "resumed"
-    train(made, straight, quiet=True)
+@pytest.mark.parametrize("kept", [1, 2, 3])  # inside sft, between the stages, inside rl
+def test_a_run_with_masters_resumes_to_the_same_bits(straight: Path, tmp_path: Path, kept: int) -> None:
+    resumed = tmp_path / "resumed"
     shutil.copytree(straight, resumed)
     for path in (resumed / "checkpoints").iterdir():
         if path.name.isdigit() and int(path.name) > kept:
             shutil.rmtree(path)
     (resumed / "summary.json").unlink()
-    train(made, resumed, resume=True, quiet=True)
-    jax.tree.map(np.testing.assert_array_equal, _params(straight), _params(resumed))
-    if kept > 1:
-        return
-    export(made, straight, tmp_path / "out")
+    train(run_config(), resumed, resume=True, quiet=True)
+    jax.tree.map(np.testing.assert_array_equal, final(straight), final(resumed))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_run_with_masters_exports_its_params(straight: Path, tmp_path: Path) -> None:
+    export(run_config(), straight, tmp_path / "out")
     assert json.loads((tmp_path / "out" / "config.json").read_text())["torch_dtype"] == "bfloat16"
     _, again, _ = pretrained.load(tmp_path / "out", dtype="bfloat16")
-    jax.tree.map(np.testing.assert_array_equal, jax.device_get(again), _params(straight))
+    jax.tree.map(np.testing.assert_array_equal, jax.device_get(again), final(straight))

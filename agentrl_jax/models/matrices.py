@@ -6,17 +6,19 @@ optimizer that took it as it lies would mix layers, or heads with channels.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from math import prod
 from typing import Any, NamedTuple
 
-import jax
-import optax
-
 from agentrl_jax.models.lora import PROJECTIONS
 
-_OUTPUTS = {"query": 2, "key": 2, "value": 2}  # axes of the output, where it is not one
+# Logical axes of (inputs, outputs) as matrices, see `models.config.layer_parameters`.
+_AXES = {
+    "query": ("width", "heads"), "key": ("width", "kv_heads"), "value": ("width", "kv_heads"),
+    "out": ("heads", "width"), "gate": ("width", "mlp"), "up": ("width", "mlp"), "down": ("mlp", "width"),
+    "router": ("width", None),
+}  # fmt: skip
 _INPUTS = {**PROJECTIONS, "router": 1}
+_OUTPUTS = {"query": 2, "key": 2, "value": 2}  # where it is not one axis
 
 
 class Matrix(NamedTuple):
@@ -25,6 +27,7 @@ class Matrix(NamedTuple):
     stacked: int
     inputs: int
     outputs: int
+    logical: tuple[str | None, str | None] = (None, None)  # names of inputs and outputs
 
 
 def matrix_of(path: tuple[Any, ...], ndim: int) -> Matrix | None:
@@ -37,9 +40,9 @@ def matrix_of(path: tuple[Any, ...], ndim: int) -> Matrix | None:
     if owner in PROJECTIONS and name in ("a", "b"):
         inputs = PROJECTIONS[str(owner)] if name == "a" else 1
         return Matrix(1, inputs, ndim - 1 - inputs)
-    if owner == "layers" and name in _INPUTS:
+    if owner == "layers" and name in _AXES:
         inputs, outputs = _INPUTS[str(name)], _OUTPUTS.get(str(name), 1)
-        return Matrix(ndim - inputs - outputs, inputs, outputs)
+        return Matrix(ndim - inputs - outputs, inputs, outputs, _AXES[str(name)])
     return None
 
 
@@ -55,25 +58,3 @@ def flattened(path: tuple[Any, ...], x: Any) -> Any:
         return x
     cut = found.stacked + found.inputs
     return x.reshape(*x.shape[: found.stacked], prod(x.shape[found.stacked : cut]), prod(x.shape[cut:]))
-
-
-def on_matrices(inner: optax.GradientTransformation) -> optax.GradientTransformation:
-    """`inner` on the params as `flattened` gives them. State that it keeps has those shapes."""
-
-    def init(params: Any) -> Any:
-        return inner.init(_flat(params))
-
-    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
-        found, state = inner.update(_flat(updates), state, None if params is None else _flat(params))
-        return jax.tree.map(lambda x, like: x.reshape(like.shape), found, updates), state
-
-    return optax.GradientTransformation(init, update)
-
-
-def for_each(function: Callable[[tuple[Any, ...], Any], Any]) -> optax.GradientTransformation:
-    """The transformation without state that maps every update, given its path."""
-    return optax.stateless(lambda updates, params: jax.tree.map_with_path(function, updates))
-
-
-def _flat(tree: Any) -> Any:
-    return jax.tree.map_with_path(flattened, tree)
