@@ -173,29 +173,32 @@ def logical_axes(config: DecoderConfig) -> dict[str, Any]:
     return {**{name: axes for name, (_, axes) in top_parameters(config).items()}, "layers": stacked}
 
 
-def unstack(config: DecoderConfig, params: Params, dtype: str | None = None) -> Params:
+def unstack(config: DecoderConfig, params: Params, dtype: str | None = None, *, fused: bool = True) -> Params:
     """The same parameters laid out for decoding: a dict a layer, query/key/value and gate/up fused, cast.
 
     One wide product instead of three narrow ones is what a decode step of a small batch is made of, and each weight
-    stands in the order that such products read (`layers.OutputMajor`).
+    stands in the order that such products read (`layers.OutputMajor`). Not `fused`, each keeps the shape it has in a
+    layer (`layer_parameters`), so that devices can share its heads.
     """
     dtype = dtype or config.compute_dtype
     d = config.width
 
     def one(index: int) -> Params:
         p = jax.tree.map(lambda x: x[index].astype(dtype), params["layers"])
+        if not fused:
+            return p
         heads = ("query", "key", "value")
-        fused = {
+        joined = {
             "qkv": jnp.concatenate([p.pop(name).reshape(d, -1) for name in heads], axis=1),
             "out": p.pop("out").reshape(-1, d),
             "gate_up": jnp.concatenate([p.pop("gate"), p.pop("up")], axis=-1),
             "down": p.pop("down"),
         }
-        turned = fused if not config.experts else {name: fused[name] for name in ("qkv", "out")}
-        fused |= {name: layers.OutputMajor(weight.T) for name, weight in turned.items()}
+        turned = joined if not config.experts else {name: joined[name] for name in ("qkv", "out")}
+        joined |= {name: layers.OutputMajor(weight.T) for name, weight in turned.items()}
         if config.qkv_bias:
-            fused["qkv_bias"] = jnp.concatenate([p.pop(f"{name}_bias").reshape(-1) for name in heads])
-        return {**p, **fused}
+            joined["qkv_bias"] = jnp.concatenate([p.pop(f"{name}_bias").reshape(-1) for name in heads])
+        return {**p, **joined}
 
     rest = {name: x.astype(dtype) for name, x in params.items() if name != "layers"}
     return {**rest, "layers": tuple(one(index) for index in range(config.layers))}

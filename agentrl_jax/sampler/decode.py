@@ -16,6 +16,7 @@ from agentrl_jax.kernels.kept import words
 from agentrl_jax.models import layers, rotary
 from agentrl_jax.models.decoder import DecoderConfig, unembedding
 from agentrl_jax.sampler import pages as cache
+from agentrl_jax.sampler.placement import whole
 from agentrl_jax.sampler.select import Cuts, choose, choose_among
 
 Layers = tuple[jax.Array, ...]
@@ -119,7 +120,7 @@ def decode(
         )
         x = layers.norm(config, x[:, 0], params["final_norm"], fixed_places=True)
         logits = jnp.einsum("qd,vd->qv", x, head, preferred_element_type=jnp.float32)
-        logits = layers.soft_cap(logits, config.final_soft_cap)
+        logits = whole(layers.soft_cap(logits, config.final_soft_cap))
         uniforms = _uniforms(rows.key, rows.drawn)
         if allowed is None:
             choice = choose(logits, uniforms, rows.cuts)
