@@ -154,6 +154,11 @@ class Engine:
         """Pages that neither a slot nor a remembered prompt holds."""
         return sum(book.free for book in self._books)
 
+    @property
+    def near(self) -> int:
+        """Slots in a row that are on one device, from slot 0 on; see `rollout.places`."""
+        return self._per
+
     def shares(self, a: int, b: int) -> bool:
         """Whether two slots can share what is computed: they are on one device."""
         return a // self._per == b // self._per

@@ -81,7 +81,10 @@ def test_bits_do_not_depend_on_the_number_of_devices(params, alone, two, count):
     with jax.transfer_guard("disallow"):
         found = conversations(engine)
     assert found == alone[0]
-    assert engine.cache_sizes() == {"prefill": 1, "copy_pages": 1, "decode_8": 1}, "one program, whatever the devices"
+    sizes = engine.cache_sizes()
+    assert set(sizes) == {"prefill", "copy_pages", "decode_8"} and max(sizes.values()) == 1, (
+        "one program for all devices"
+    )
     assert engine.counters.sampled == alone[1].sampled
 
 
