@@ -16,6 +16,7 @@ from agentrl_jax.recipes.config import Evaluation, External, MeshShape, TinyPoli
 from agentrl_jax.recipes.dry_run import estimated_memory
 from agentrl_jax.recipes.rl import rl
 from agentrl_jax.recipes.train import train
+from agentrl_jax.rl.algorithms import grpo
 from agentrl_jax.runtime.store import Store
 from tests.end_to_end.small_config import config as small
 from tests.recipes.test_checks import good
@@ -88,13 +89,14 @@ def played(directory):
     return sampled, [{name: row[name] for name in names} for row in rows]
 
 
+@pytest.mark.slow
 def test_a_split_run_samples_and_learns_what_a_colocated_one_does(tmp_path, monkeypatch):
     config = small()
     config = replace(
         config, stages=(rl,), sft=None, store="trajectories",
         policy=TinyPolicy(layers=1, width=16, heads=2, kv_heads=1, mlp_width=32, vocab_size=512),
         rollout=replace(config.rollout, workers=4, slots=4),
-        loop=replace(config.loop, steps=2, tasks=1, group=4, micro_rows=4),
+        loop=replace(config.loop, steps=2, tasks=1, group=4, micro_rows=4, objective=grpo()),
         evaluation=Evaluation(episodes=4, every=0, every_episodes=4),
     )  # fmt: skip
     train(replace(config, placement="split", sampler_devices=4), tmp_path / "split", quiet=True)
