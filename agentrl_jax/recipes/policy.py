@@ -97,6 +97,8 @@ def scorer_of(config: RunConfig, model: llama.LlamaConfig) -> Scorer:
         temperature=config.rollout.temperature,
         chunk=config.logprob_chunk,
         soft_cap=model.final_soft_cap,
+        vocab_axes=sharding.axes_of("vocab"),
+        row_axes=sharding.axes_of("rows"),
     )
 
 
