@@ -96,7 +96,7 @@ def test_a_split_run_samples_and_learns_what_a_colocated_one_does(tmp_path, monk
         config, stages=(rl,), sft=None, store="trajectories",
         policy=TinyPolicy(layers=1, width=16, heads=2, kv_heads=1, mlp_width=32, vocab_size=512),
         rollout=replace(config.rollout, workers=4, slots=4),
-        loop=replace(config.loop, steps=2, tasks=1, group=4, micro_rows=4, objective=grpo()),
+        loop=replace(config.loop, steps=2, tasks=1, group=4, micro_rows=4, objective=grpo(beta=0.0)),
         evaluation=Evaluation(episodes=4, every=0, every_episodes=4),
     )  # fmt: skip
     train(replace(config, placement="split", sampler_devices=4), tmp_path / "split", quiet=True)
