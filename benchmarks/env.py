@@ -147,7 +147,7 @@ def play(pool: Any, renderer: ChatRenderer, plan: list[EpisodePlan]) -> int:
     buffer = Buffer(GROUP)
     for trajectory in collect(plan, Instant(renderer), pool, renderer, max_turn_tokens=64, temperature=1.0):
         buffer.add(trajectory)
-    groups = buffer.pop(GROUPS, version=0, max_lag=0)
+    groups = buffer.pop(range(GROUPS))
     assert all(t.success and t.receipt.breach() is None for t in groups[0])
     return sum(len(t.receipt.steps) for group in groups for t in group)
 

@@ -21,6 +21,8 @@ from agentrl_jax.recipes.config import (
     TinyPolicy,
     stage_name,
 )
+from agentrl_jax.recipes.pacing import capped_rate
+from agentrl_jax.rl.objective import check_bounded
 from agentrl_jax.rollout.ray_pool import SCHEME
 from agentrl_jax.rollout.renderers import FRAMES
 from agentrl_jax.rollout.sampling import WHOLE, Cut
@@ -35,7 +37,7 @@ _COUNTS = {  # smallest whole number that makes sense
     "sft": dict.fromkeys(("steps", "rows", "width", "micro_rows", "check_every", "check_episodes"), 1)
     | dict.fromkeys(("drills", "warmup"), 0),
     "loop": dict.fromkeys(("steps", "tasks", "width", "micro_rows", "updates_per_batch", "train_tasks"), 1)
-    | {"warmup": 0, "group": 2},
+    | {"warmup": 0, "group": 2, "max_lag": 0},
     "evaluation": {"episodes": 1, "every": 0, "every_episodes": 1, "seed": 0},
     "checkpoints": {"every": 1, "keep": 1, "best": 0},
     "external": {"attempts": 1},
@@ -330,6 +332,16 @@ def _check_loop(config: RunConfig, loop: Loop) -> None:
     )
     updates = loop.steps * loop.updates_per_batch
     _require(loop.warmup < updates, f"loop.warmup={loop.warmup} must be below the updates of the stage, {updates}")
+    if loop.max_lag:
+        try:
+            check_bounded(objective, loop.oldest)
+        except ValueError as error:
+            raise UserError(f"loop.max_lag={loop.max_lag}: {error}") from error
+    if loop.rate_cap is not None:
+        try:
+            capped_rate(loop)
+        except ValueError as error:
+            raise UserError(f"loop.rate_cap: {error}") from error
     if loop.skip_constant_groups:
         quiet = objective.beta == 0.0 and objective.entropy_coef == 0.0
         _require(

@@ -167,8 +167,28 @@ class Sft:
 
 
 @dataclass(frozen=True, kw_only=True)
+class RateCap:
+    """What `rl.staleness.learning_rate_cap` needs to know, fitted on runs of this kind: there are no universal values.
+
+    `batch_radius`: how far the params may move before stale samples leave the clip range; `critical_radius`: before
+    training collapses; `update_norm`: bound on the norm of one update divided by the learning rate; `margin`: the share
+    of the cap that is used.
+    """
+
+    batch_radius: float
+    critical_radius: float
+    update_norm: float
+    margin: float = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
 class Loop:
-    """On-policy reinforcement learning: `tasks` x `group` episodes a step, one publication an update."""
+    """Reinforcement learning: `tasks` x `group` episodes a step, one publication a step.
+
+    A step trains on exactly the episodes that (seed, step) plan, fast and slow ones alike. They begin `max_lag` steps
+    ahead and run while the learner works; those that are under way at a publication go on with the new params. So no
+    token is older than `max_lag` publications when it trains, and nothing is discarded for its age. 0 is on-policy.
+    """
 
     steps: int = 60
     tasks: int = 16
@@ -182,10 +202,26 @@ class Loop:
     max_grad_norm: float = 1.0
     width: int = 512  # tokens a packed row
     micro_rows: int = 4
-    updates_per_batch: int = 1  # > 1 rescores old log-probs before the first
+    updates_per_batch: int = 1
+    max_lag: int = 0  # steps; above 0 the objective needs a correction or a bound (`rl.objective.check_bounded`)
+    rate_cap: RateCap | None = None  # keep learning_rate below what `max_lag` bears
     skip_constant_groups: bool = False  # do not pack groups without signal; they leave the denominators too
     train_truncated: bool = True  # False: a token-capped episode stays in the baseline but trains nothing
     train_tasks: int = 8192  # distinct tasks to draw from
+
+    @property
+    def rescores(self) -> bool:
+        """Whether log-probs under the params at the start of a step are computed anew.
+
+        Several updates of one fresh batch clip against them, and a correction starts from them. Stale samples without a
+        correction keep the behavior policy as the old one: its ratio then makes up for their age.
+        """
+        return self.objective.correction is not None or (self.updates_per_batch > 1 and self.max_lag == 0)
+
+    @property
+    def oldest(self) -> int:
+        """The largest lag of a token that trains, in optimiser steps; updates of the batch before this one count."""
+        return (self.max_lag + 1) * self.updates_per_batch - 1
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -92,6 +92,11 @@ def check_mesh(config: RunConfig, model: llama.LlamaConfig) -> None:
             f"rollout.tensor={tensor} does not divide the policy's kv_heads={model.kv_heads}: set rollout.tensor="
             f"{math.gcd(tensor, model.kv_heads)}"
         )
+    if tensor > 1 and config.placement != "split" and config.loop is not None and config.loop.max_lag:
+        raise UserError(
+            f"rollout.tensor={tensor} with loop.max_lag={config.loop.max_lag}: sampler and learner would wait for each "
+            "other's exchanges on the same devices: set placement='split', or rollout.tensor=1"
+        )
     found = sizes(config.mesh, len(learners(config)))
     if found["expert"] > 1 and not model.experts:
         raise UserError(f"mesh.expert={found['expert']}: the policy has no experts to split: set mesh.expert=1")

@@ -169,8 +169,8 @@ def batch(config: RunConfig, model: llama.LlamaConfig, mesh: Any) -> TokenBatch:
 
 
 def rescored(loop: Loop) -> bool:
-    """Whether log-probabilities at the start of a step are computed anew, as `recipes.rl` decides it."""
-    return loop.updates_per_batch > 1 or loop.objective.correction is not None
+    """Whether log-probabilities at the start of a step are computed anew."""
+    return loop.rescores
 
 
 def transient(config: RunConfig, model: llama.LlamaConfig, mesh: Any, found: Parts) -> dict[str, int]:

@@ -1,7 +1,8 @@
-"""On-policy reinforcement learning: roll out, verify, assign credit, update, publish."""
+"""Reinforcement learning: roll out, verify, assign credit, update, publish."""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -17,11 +18,11 @@ from agentrl_jax.learner.optimizers import adamw
 from agentrl_jax.learner.score import Scorer, make_score
 from agentrl_jax.learner.update import Update, make_update
 from agentrl_jax.recipes.evaluate import evaluate, measure
-from agentrl_jax.recipes.guards import refuse_broken, refuse_thin
+from agentrl_jax.recipes.pacing import admit, capped_rate, roll_out, take_in
 from agentrl_jax.rl.objective import assign, policy_loss
 from agentrl_jax.rl.rewards import check_rewards, decided
-from agentrl_jax.rollout.buffer import Buffer
-from agentrl_jax.rollout.collect import EpisodePlan
+from agentrl_jax.rollout.collector import Finished
+from agentrl_jax.rollout.episode import EpisodePlan
 from agentrl_jax.rollout.packing import pack, used_rows
 from agentrl_jax.rollout.records import Trajectory
 
@@ -45,7 +46,7 @@ class Outcomes(NamedTuple):
 
 
 def rl(run: Run) -> None:
-    """The stage. Each step: `tasks` x `group` episodes with the published policy, one batch, one publication."""
+    """The stage. Each step: `tasks` x `group` episodes, one batch, one publication; see `Loop` for how they overlap."""
     loop = run.config.loop
     assert loop is not None
     objective, optimizer = loop.objective, optimizer_of(loop)
@@ -55,15 +56,20 @@ def rl(run: Run) -> None:
 
     def rescore(batch: TokenBatch, micro: range) -> TokenBatch:
         """Log-probs under the params at the start of the step and under the reference, where something reads them."""
-        if loop.updates_per_batch > 1 or objective.correction is not None:
+        if loop.rescores:
             batch = batch._replace(old_logprobs=score(state.params, batch, micro))
         return batch if run.reference is None else batch._replace(ref_logprobs=score(run.reference, batch, micro))
 
     tasks = list(run.suite.tasks("train", loop.train_tasks, run.config.seed))
+    ahead: deque[list[EpisodePlan]] = deque()  # the steps whose episodes have begun
+    finished = Finished()
     for step in range(start, loop.steps):
         run.publish()
         before: Any = replace(run.engine.counters)
-        groups = roll_out(run, loop, plan_step(run.config.seed, step, loop, tasks))
+        for later in range(step + len(ahead), min(step + loop.max_lag + 1, loop.steps)):
+            ahead.append(plan_step(run.config.seed, later, loop, tasks))
+            admit(run, ahead[-1], finished)
+        groups, pace = roll_out(run, loop, ahead.popleft(), finished)
         with run.clock.phase("update"):
             host, outcomes = assemble(run, loop, groups)
             micro = range(0, max(loop.micro_rows, used_rows(host)), loop.micro_rows)
@@ -76,12 +82,13 @@ def rl(run: Run) -> None:
             row = run.learned(state, info, trained_tokens=carried(host, outcomes) * loop.updates_per_batch)
         run.store_all(groups)
         run.transcribe(groups, rewards, advantages)
-        row |= {"packed_rows": used_rows(host), **run.engine.counters.since(before)}
+        row |= {"packed_rows": used_rows(host), **run.engine.counters.since(before), **pace}
         row |= step_figures(groups, outcomes, rewards)
         every = run.config.evaluation.every
         if every and (step + 1) % every == 0 and step + 1 < loop.steps:
             run.publish()
             run.evaluated(evaluate_now(run))
+        take_in(run, finished)
         run.record(row, done=step + 1 == loop.steps)
     run.assert_compiled_once(update, credit, score)
 
@@ -89,7 +96,7 @@ def rl(run: Run) -> None:
 def optimizer_of(loop: Loop) -> optax.GradientTransformation:
     """What applies the gradients of the stage."""
     return adamw(
-        loop.learning_rate,
+        capped_rate(loop),
         warmup=loop.warmup,
         total=loop.steps * loop.updates_per_batch,
         schedule=loop.schedule,
@@ -111,7 +118,10 @@ def update_of(loop: Loop, scorer: Scorer) -> Update:
 
 
 def plan_step(seed: int, step: int, loop: Loop, tasks: Sequence[Task]) -> list[EpisodePlan]:
-    """The episodes of one step, from (seed, step) alone: a resumed run draws the same tasks and the same keys."""
+    """The episodes of one step, from (seed, step) alone: a resumed run draws the same tasks and the same keys.
+
+    Groups are numbered through all steps.
+    """
     first = step * loop.tasks
     plans = []
     for group in range(loop.tasks):
@@ -119,27 +129,8 @@ def plan_step(seed: int, step: int, loop: Loop, tasks: Sequence[Task]) -> list[E
         task = tasks[int(np.random.default_rng((seed, epoch)).permutation(len(tasks))[place])]
         for member in range(loop.group):
             key = (_TRAINING, step, group, member)
-            plans.append(EpisodePlan(group=group, member=member, task=task, seed=first + group, key=key))
+            plans.append(EpisodePlan(group=first + group, member=member, task=task, seed=first + group, key=key))
     return plans
-
-
-def roll_out(run: Run, loop: Loop, plans: list[EpisodePlan]) -> list[list[Trajectory]]:
-    """Run the episodes; groups come back whole and in order, failures as data with their causes."""
-    buffer: Buffer = run.buffer
-    r = run.config.rollout
-    with run.clock.phase("rollout"):
-        for trajectory in run.collect(plans, temperature=r.temperature, cut=r.cut):
-            buffer.add(trajectory)
-    groups = buffer.pop(loop.tasks, version=run.version, max_lag=0)
-    if len(groups) < loop.tasks:  # the engine here cannot do that; a server can
-        raise UserError(
-            f"{loop.tasks - len(groups)} of {loop.tasks} groups were sampled by older params than those published: was "
-            "the inference server restarted meanwhile? --resume publishes anew"
-        )
-    found = [t for group in groups for t in group]
-    refuse_broken(found, r.max_failure_fraction)
-    refuse_thin(found, r.min_valid_fraction)
-    return groups
 
 
 def refuse_wrong(groups: Groups, rewards: np.ndarray, valid: np.ndarray) -> None:

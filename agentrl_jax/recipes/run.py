@@ -26,7 +26,8 @@ from agentrl_jax.recipes.guards import Drops
 from agentrl_jax.recipes.policy import Policy, scorer
 from agentrl_jax.recipes.transcripts import transcript
 from agentrl_jax.rollout.buffer import Buffer
-from agentrl_jax.rollout.collect import EpisodePlan, collect
+from agentrl_jax.rollout.collector import Collector, Finished
+from agentrl_jax.rollout.episode import EpisodePlan
 from agentrl_jax.rollout.pool import Pool
 from agentrl_jax.rollout.ray_pool import RayPool
 from agentrl_jax.rollout.records import Trajectory
@@ -42,6 +43,7 @@ from agentrl_jax.runtime.sinks import RunSinks, write_json
 from agentrl_jax.runtime.store import Writer
 
 _TRANSCRIPTS_A_STEP = 2
+_GLANCE_S = 0.25  # how long a wait for episodes goes on before the signals are looked at
 
 
 @dataclass
@@ -54,6 +56,7 @@ class Run:
     policy: Policy
     engine: Engine | ExternalSampler
     pool: Pool | RayPool
+    collector: Collector  # it alone advances the engine and asks the pool
     sinks: RunSinks
     progress: Progress
     checkpoints: Checkpoints
@@ -61,7 +64,6 @@ class Run:
     params: Any
     buffer: Buffer
     interrupts: Interrupts
-    grammar: str | None = None  # what every turn has to be
     clock: Clock = field(default_factory=Clock)
     stage: str = "before"
     stage_done: bool = False
@@ -108,7 +110,7 @@ class Run:
                 if isinstance(self.engine, ExternalSampler):  # what it takes is exported, not laid out for decoding
                     self.engine.publish(self.params, self.version)
                 else:
-                    self.engine.publish(self._laid_out(self.engine.sharding), self.version)
+                    self.collector.publish(self._laid_out(self.engine.sharding), self.version)
                 self.published = self.params
 
     def _laid_out(self, sampling: Any) -> Any:
@@ -118,28 +120,32 @@ class Run:
         return publish(self.policy.model, self.params, self.everywhere, onto=sampling)
 
     def collect(self, plans: Sequence[EpisodePlan], *, temperature: float, cut: Cut) -> Iterator[Trajectory]:
-        rollout = self.config.rollout
-        require_space(self.directory, rollout.free_space_gb)
-        for found in collect(
-            plans,
-            self.engine,
-            self.pool,
-            self.policy.renderer,
-            max_turn_tokens=rollout.max_turn_tokens,
-            temperature=temperature,
-            cut=cut,
-            grammar=self.grammar,
-            max_segments=rollout.max_segments,
-            evidence=rollout.evidence,
-            stall_s=rollout.stall_s,
-            alive=self.interrupts.check,
-        ):
-            receipt = found.receipt.to_json()
+        """Run these before any that wait, and yield each trajectory as it finishes."""
+        finished = Finished()
+        self.start(plans, finished, temperature=temperature, cut=cut, first=True)
+        while finished.owed:
+            yield from self.arrived(finished, wait=True)
+
+    def start(
+        self, plans: Sequence[EpisodePlan], finished: Finished, *, temperature: float, cut: Cut, first: bool = False
+    ) -> None:
+        """Have these episodes run beside whatever else does; they arrive at `finished`."""
+        require_space(self.directory, self.config.rollout.free_space_gb)
+        self.collector.start(plans, finished, temperature=temperature, cut=cut, first=first)
+
+    def arrived(self, finished: Finished, *, wait: bool = False) -> list[Trajectory]:
+        """What is over by now, where `wait` at least one; their receipts are written and the dropped are counted."""
+        found = self.collector.take(finished)
+        while wait and not found:
+            self.interrupts.check()
+            found = self.collector.take(finished, wait_s=_GLANCE_S)
+        for trajectory in found:
+            receipt = trajectory.receipt.to_json()
             self.sinks.receipt(receipt)
-            if found.attribution is not None and found.attribution.leaves_batch:
+            if trajectory.attribution is not None and trajectory.attribution.leaves_batch:
                 self.sinks.broken(receipt)
-            self.drops.add(found)
-            yield found
+            self.drops.add(trajectory)
+        return found
 
     # -- a stage's steps ---------------------------------------------------------------------------------------
 
@@ -193,7 +199,10 @@ class Run:
         """Write the figures of a step; checkpoint when due."""
         self.stage_done = done
         row = {"stage": self.stage, "step": self.step, "at": self.at, "wall_s": round(self.clock.total(), 3), **row}
-        row["tokens_per_s"] = round(row["trained_tokens"] / self.clock.lap(), 1)
+        lap = self.clock.lap()
+        row["tokens_per_s"] = round(row["trained_tokens"] / lap, 1)
+        if "waited_s" in row:
+            row["learner_idle"] = round(row["waited_s"] / lap, 4)
         self.sinks.metrics(row)
         write_json(self.directory / "timing.json", self.clock.seconds)
         shown = ("loss", "success", "reward", "violation_rate", "tokens_per_s", "validation_success")
@@ -208,12 +217,14 @@ class Run:
         """Checkpoint the last recorded step, unless that is done or the params have gone on since."""
         if self.recorded is None or self.recorded["at"] != self.at or self.kept == self.at:
             return
+        record = {**self.recorded, "buffer": self.recorded["buffer"].to_json()}
         score = self.measured[1] if self.measured is not None and self.measured[0] == self.at else None
         with self.clock.phase("checkpoint"):
-            self.checkpoints.save(self.at, self._tree(self.state), self.recorded, score=score)
+            self.checkpoints.save(self.at, self._tree(self.state), record, score=score)
         self.kept = self.at
 
     def _position(self, done: bool) -> dict[str, Any]:
+        """Where the run stands. Of the episodes under way the finished ones are kept; the others begin anew."""
         return {
             "stage": self.stage,
             "step": self.step,
@@ -224,7 +235,7 @@ class Run:
             "version": self.version - (self.published is self.params),
             "trained_tokens": self.trained_tokens,
             "seconds": self.clock.seconds,
-            "buffer": self.buffer.to_json(),
+            "buffer": self.buffer.copy(),
             "stored": None if self.store is None else len(self.store),
             "shown": self.shown,
         }

@@ -7,6 +7,7 @@ import json
 import os
 import platform
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,8 @@ from agentrl_jax.recipes.external import open_sampler
 from agentrl_jax.recipes.keeping import open_store
 from agentrl_jax.recipes.run import Run
 from agentrl_jax.rollout.buffer import Buffer
+from agentrl_jax.rollout.collect import Driver
+from agentrl_jax.rollout.collector import Collector
 from agentrl_jax.rollout.grammar import call_grammar
 from agentrl_jax.rollout.orphans import run_label
 from agentrl_jax.rollout.pool import Deadlines, Pool
@@ -35,6 +38,7 @@ from agentrl_jax.rollout.ray_pool import RayPool
 from agentrl_jax.runtime.checkpoint import Checkpoints
 from agentrl_jax.runtime.clock import Clock
 from agentrl_jax.runtime.engine import Engine
+from agentrl_jax.runtime.external import ExternalSampler
 from agentrl_jax.runtime.fleet import spread
 from agentrl_jax.runtime.grammars import Grammars
 from agentrl_jax.runtime.interrupts import Interrupted, Interrupts
@@ -161,21 +165,25 @@ def open_run(
         pool = RayPool(r.workers_url, config.environment, r.workers, deadlines, label=label)
     stack.callback(pool.close)
     grammars, grammar = constraint(config, policy, suite)
+    engine = external or _engine(config, policy, grammars)
+    sinks = stack.enter_context(RunSinks(directory / "evaluation" if evaluating else directory))
+    progress = stack.enter_context(Progress(config.name, quiet=quiet))
+    collector = stack.enter_context(_collector(config, policy, engine, pool, grammar))  # opened last: it uses the rest
     run = Run(
         config=config,
         directory=directory,
         suite=suite,
         policy=policy,
-        engine=external or _engine(config, policy, grammars),
+        engine=engine,
         pool=pool,
-        sinks=stack.enter_context(RunSinks(directory / "evaluation" if evaluating else directory)),
-        progress=stack.enter_context(Progress(config.name, quiet=quiet)),
+        collector=collector,
+        sinks=sinks,
+        progress=progress,
         checkpoints=checkpoints,
         mesh=mesh,
         params=params,
         buffer=Buffer(1 if config.loop is None else config.loop.group),
         interrupts=interrupts,
-        grammar=grammar,
         store=store,
     )
     if latest is not None:
@@ -185,6 +193,27 @@ def open_run(
         if run.store is not None:
             run.store.truncate(0)
     return run
+
+
+def _collector(
+    config: RunConfig,
+    policy: policies.Policy,
+    engine: Engine | ExternalSampler,
+    pool: Pool | RayPool,
+    grammar: str | None,
+) -> Collector:
+    r = config.rollout
+    driver = Driver(
+        engine,
+        pool,
+        policy.renderer,
+        max_turn_tokens=r.max_turn_tokens,
+        grammar=grammar,
+        max_segments=r.max_segments,
+        evidence=r.evidence,
+        stall_s=r.stall_s,
+    )
+    return Collector(driver, guard=partial(jax.transfer_guard, "disallow"))  # a guard holds for one thread
 
 
 def _engine(config: RunConfig, policy: policies.Policy, grammars: Grammars | None) -> Engine:

@@ -1,9 +1,13 @@
-"""Finished trajectories on their way into groups. Groups are told apart by id, never by position."""
+"""Finished trajectories on their way into groups. Groups are told apart by id, never by position.
+
+Nothing is ever dropped for its age: a slow episode would then train less often than its task is drawn. How old a
+trajectory may become is settled when its episode is admitted.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from agentrl_jax.protocol import StopReason
@@ -13,7 +17,7 @@ from agentrl_jax.rollout.records import Trajectory
 class Buffer:
     """Collects trajectories until all `group_size` members of a group are there, failed ones too.
 
-    `counts` tells what went through it: `added`, `valid`, `unscored`, `stale`, `healed`, `stop/<reason>`, and
+    `counts` tells what went through it: `added`, `valid`, `unscored`, `healed`, `stop/<reason>`, and
     `cause/<cause>` for the attributed ones. Timeouts are told apart: `policy_timeout` (it stays a failure) and
     `infra_timeout` (the machine did, and the episode left the batch).
     """
@@ -53,23 +57,27 @@ class Buffer:
         """Ids of the complete groups, in ascending order."""
         return sorted(group for group, members in self._groups.items() if len(members) == self.group_size)
 
-    def pop(self, n: int, version: int, max_lag: int) -> list[list[Trajectory]]:
-        """At most `n` complete groups by ascending id, members in order; they leave the buffer.
+    def holds(self, group: int, member: int) -> bool:
+        return member in self._groups.get(group, ())
 
-        A group whose oldest sampled token is more than `max_lag` versions behind `version` is dropped and its
-        members are counted as `stale`.
-        """
-        taken: list[list[Trajectory]] = []
-        for group in self.ready():
-            if len(taken) == n:
-                break
-            members = self._groups.pop(group)
-            oldest = min((t.oldest_version for t in members.values() if t.oldest_version is not None), default=version)
-            if version - oldest > max_lag:
-                self.counts["stale"] += len(members)
-            else:
-                taken.append([members[member] for member in sorted(members)])
-        return taken
+    def complete(self, groups: Iterable[int]) -> bool:
+        """Whether every member of each of these is there."""
+        return all(len(self._groups.get(group, ())) == self.group_size for group in groups)
+
+    def pop(self, groups: Iterable[int]) -> list[list[Trajectory]]:
+        """These groups in the order named, which must be complete, members in order; they leave the buffer."""
+        groups = list(groups)
+        if not self.complete(groups):
+            raise ValueError(f"groups {groups}: expected all {self.group_size} members of each to be there")
+        taken = [self._groups.pop(group) for group in groups]
+        return [[members[member] for member in range(self.group_size)] for members in taken]
+
+    def copy(self) -> Buffer:
+        """What is held now, and the counts, whatever becomes of this one."""
+        other = Buffer(self.group_size)
+        other.counts = Counter(self.counts)
+        other._groups = {group: dict(members) for group, members in self._groups.items()}
+        return other
 
     def to_json(self) -> dict[str, Any]:
         """The whole state: what is held, incomplete groups too, and the counts."""

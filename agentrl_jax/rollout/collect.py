@@ -1,7 +1,7 @@
 """Drive many episodes at once: a sampler on one side, environment workers on the other, neither waiting for the other.
 
-What is sampled depends on the plan only, never on timing: episode i runs in slot i mod Q, its turns draw from its own
-key, and which episodes share a prompt's computation follows from their places in the plan.
+What is sampled depends on the plan and the params only, never on timing: a turn draws from a key of its own, whatever
+slot it has, and which episodes share a prompt's computation follows from their places in the plan.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from agentrl_jax.rollout.episode import (
     TokenMismatch,
     Unrenderable,
 )
+from agentrl_jax.rollout.places import nearby
 from agentrl_jax.rollout.play import play
 from agentrl_jax.rollout.pool import Pool
 from agentrl_jax.rollout.ray_pool import RayPool
@@ -42,8 +43,8 @@ from agentrl_jax.rollout.records import Trajectory
 from agentrl_jax.rollout.sampling import WHOLE, Cut, Sample, Sampler, SampleRequest
 from agentrl_jax.rollout.wire import Command, Failure, Finish, Perform, Replay, Reply, Reset
 
-__all__ = ["EpisodePlan", "collect", "play"]
-_GLANCE_S = 0.25  # how long a wait for the environments goes on before `alive` is asked again
+__all__ = ["Driver", "EpisodePlan", "collect", "play"]
+_GLANCE_S = 0.25  # how long a wait for the environments goes on before anything else is looked at
 _NAMED = 4  # episodes that a message names
 MAX_HEALS = 3  # per episode: an environment that loses its state more often than this is broken
 
@@ -69,7 +70,10 @@ class _Run:
 class _Unit:
     """Episodes of one group that start together and share their prompt."""
 
-    plans: list[tuple[int, EpisodePlan]]  # (slot, plan)
+    plans: list[EpisodePlan]
+    temperature: float
+    cut: Cut
+    deliver: Callable[[Trajectory], None]
     resetting: int = 0
     asks: dict[int, Ask] = field(default_factory=dict)  # by slot
 
@@ -99,54 +103,83 @@ def collect(
     `alive` is called between moves; what it raises ends the collection there. Raises `UserError` that names who waits
     for what once no environment has answered and no turn has been sampled for `stall_s` seconds.
     """
-    settings = max_turn_tokens, temperature, cut, grammar, healing, evidence, max_segments, stall_s
-    driver = _Driver(plan, sampler, pool, renderer, *settings)
+    driver = Driver(
+        sampler, pool, renderer, max_turn_tokens=max_turn_tokens, grammar=grammar, healing=healing, evidence=evidence,
+        max_segments=max_segments, stall_s=stall_s,
+    )  # fmt: skip
+    found: deque[Trajectory] = deque()
+    driver.add(plan, temperature=temperature, cut=cut, deliver=found.append)
     try:
-        yield from driver.run(alive)
+        while not driver.over:
+            alive()
+            driver.advance()
+            while found:
+                yield found.popleft()
     finally:
         driver.abandon()
 
 
-class _Driver:
-    def __init__(self, plan: Sequence[EpisodePlan], sampler: Sampler, pool: Pool | RayPool, renderer: Renderer,
-                 max_turn_tokens: int, temperature: float, cut: Cut, grammar: str | None, healing: bool,
-                 evidence: EvidenceRule | None, max_segments: int, stall_s: float) -> None:  # fmt: skip
+class Driver:
+    """Episodes under way. More can be added at any time; they take up slots and workers in the order they came in.
+
+    Members of a group that stand together in a plan start together and prefill their common prompt once. The settings
+    hold for every episode; see `collect`.
+    """
+
+    def __init__(self, sampler: Sampler, pool: Pool | RayPool, renderer: Renderer, *, max_turn_tokens: int,
+                 grammar: str | None = None, healing: bool = True, evidence: EvidenceRule | None = None,
+                 max_segments: int = MAX_SEGMENTS, stall_s: float = inf) -> None:  # fmt: skip
         self.sampler, self.pool, self.renderer = sampler, pool, renderer
-        self.max_turn_tokens, self.temperature, self.cut, self.grammar = max_turn_tokens, temperature, cut, grammar
+        self.max_turn_tokens, self.grammar = max_turn_tokens, grammar
         self.healing, self.evidence, self.max_segments = healing, evidence, max_segments
-        self.waiting = deque(_units(plan, sampler.slots, pool.workers))
+        self.waiting: deque[_Unit] = deque()
+        self.idle_slots = set(range(sampler.slots))
+        self.near: int = getattr(sampler, "near", sampler.slots)  # without a word on it, all share with all
         self.by_slot: dict[int, _Run] = {}
         self.by_worker: dict[int, _Run] = {}
         self.stall_s, self.moved_at = stall_s, time.monotonic()
-        self.freed = True  # slots and workers may be there for units that wait
-        self.finished: list[Trajectory] = []
+        self.freed = False  # slots and workers may be there for units that wait
         self.limits = {"deadlines": to_json(pool.deadlines), "max_turn_tokens": max_turn_tokens}
 
-    def run(self, alive: Callable[[], None]) -> Iterator[Trajectory]:
-        while self.waiting or self.by_slot:
-            alive()
-            if self.freed:
-                self.freed = False
-                self._start_units()
-            replies = self.pool.poll(0.0 if self.sampler.busy else _GLANCE_S)
-            for worker, reply in replies:
-                if worker in self.by_worker:
-                    self._on_reply(self.by_worker[worker], reply)
-            samples = self.sampler.advance() if self.sampler.busy else []
-            for sample in samples:
-                self._on_sample(self.by_slot[sample.slot], sample)
-            if replies or samples:
-                self.moved_at = time.monotonic()
-            elif not (self.sampler.busy or self.pool.expects):
-                raise RuntimeError(f"nothing is left to wait for; episodes not over: {self._stuck()}")
-            elif time.monotonic() - self.moved_at > self.stall_s:
-                raise UserError(
-                    f"nothing has moved for {self.stall_s:g} s (rollout.stall_s); waiting: {self._stuck()}. Look at "
-                    "what they wait for (an inference server, a worker), then --resume; raise the setting where turns "
-                    "take long"
-                )
-            finished, self.finished = self.finished, []
-            yield from finished
+    @property
+    def over(self) -> bool:
+        """Whether every episode has been delivered."""
+        return not (self.waiting or self.by_slot)
+
+    def add(self, plan: Sequence[EpisodePlan], *, temperature: float, cut: Cut = WHOLE,
+            deliver: Callable[[Trajectory], None], first: bool = False) -> None:  # fmt: skip
+        """Have these run too, where `first` before those that wait; `deliver` is called with each trajectory."""
+        block = min(self.sampler.slots, self.pool.workers)
+        units = [_Unit(plans, temperature, cut, deliver) for plans in _together(plan, block)]
+        if self.over:
+            self.moved_at = time.monotonic()
+        self.waiting = deque([*units, *self.waiting] if first else [*self.waiting, *units])
+        self.freed = True
+
+    def advance(self, glance_s: float = _GLANCE_S) -> None:
+        """Hand on every answer that is there by now, and sample a little; waits at most `glance_s` for an answer.
+
+        Raises `UserError` that names who waits for what once nothing has moved for `stall_s` seconds.
+        """
+        if self.freed:
+            self.freed = False
+            self._start_units()
+        replies = self.pool.poll(0.0 if self.sampler.busy else glance_s)
+        for worker, reply in replies:
+            if worker in self.by_worker:
+                self._on_reply(self.by_worker[worker], reply)
+        samples = self.sampler.advance() if self.sampler.busy else []
+        for sample in samples:
+            self._on_sample(self.by_slot[sample.slot], sample)
+        if replies or samples:
+            self.moved_at = time.monotonic()
+        elif not (self.over or self.sampler.busy or self.pool.expects):
+            raise RuntimeError(f"nothing is left to wait for; episodes not over: {self._stuck()}")
+        elif time.monotonic() - self.moved_at > self.stall_s:
+            raise UserError(
+                f"nothing has moved for {self.stall_s:g} s (rollout.stall_s); waiting: {self._stuck()}. Look at what "
+                "they wait for (an inference server, a worker), then --resume; raise the setting where turns take long"
+            )
 
     def _stuck(self) -> str:
         """Who waits for what, the first few."""
@@ -161,18 +194,15 @@ class _Driver:
             self.pool.release(worker)
 
     def _start_units(self) -> None:
-        """Start every unit whose slots are free, in order; the first that lacks only workers holds back the rest."""
-        claimed: set[int] = set()
-        for unit in list(self.waiting):
-            slots = {slot for slot, _ in unit.plans}
-            if slots & self.by_slot.keys() or slots & claimed:
-                claimed |= slots  # an earlier unit keeps its turn in these
-                continue
-            workers = self._acquire(len(slots))
+        """Start units in their order. The first that lacks slots or workers holds back the rest, or it would starve."""
+        while self.waiting and len(self.waiting[0].plans) <= len(self.idle_slots):
+            unit = self.waiting[0]
+            workers = self._acquire(len(unit.plans))
             if workers is None:
                 return
-            self.waiting.remove(unit)
-            for worker, (slot, plan) in zip(workers, unit.plans, strict=True):
+            self.waiting.popleft()
+            slots = nearby(self.idle_slots, len(unit.plans), self.near)
+            for slot, worker, plan in zip(slots, workers, unit.plans, strict=True):
                 self._start(unit, worker, slot, plan)
 
     def _acquire(self, count: int) -> list[int] | None:
@@ -193,6 +223,7 @@ class _Driver:
         )  # fmt: skip
         run = _Run(plan=plan, slot=slot, worker=worker, episode=episode, unit=unit)
         self.by_slot[slot] = self.by_worker[worker] = run
+        self.idle_slots.discard(slot)
         unit.resetting += 1
         self.pool.submit(worker, Reset(plan.task, plan.seed))
 
@@ -276,12 +307,12 @@ class _Driver:
             self.pool.submit(run.worker, command)
 
     def _ask(self, run: _Run, ask: Ask, leader: int | None) -> None:
-        run.sampling = True
+        run.sampling, cut = True, run.unit.cut
         self.sampler.submit(
             SampleRequest(
                 slot=run.slot, key=(*run.plan.key, ask.turn), ids=ask.ids, fresh=ask.fresh, share_with=leader,
-                max_tokens=ask.max_tokens, temperature=self.temperature,
-                top_k=self.cut.top_k, top_p=self.cut.top_p, min_p=self.cut.min_p, grammar=self.grammar,
+                max_tokens=ask.max_tokens, temperature=run.unit.temperature,
+                top_k=cut.top_k, top_p=cut.top_p, min_p=cut.min_p, grammar=self.grammar,
             )
         )  # fmt: skip
 
@@ -343,26 +374,22 @@ class _Driver:
 
     def _close(self, run: _Run, verdict: Verdict | None) -> None:
         pool = self.pool
-        self.finished.append(
-            run.episode.trajectory(
-                verdict, run.attribution, verifier_version=pool.verifier_version, ref=pool.ref, limits=self.limits
-            )
+        found = run.episode.trajectory(
+            verdict, run.attribution, verifier_version=pool.verifier_version, ref=pool.ref, limits=self.limits
         )
         del self.by_slot[run.slot], self.by_worker[run.worker]
         pool.release(run.worker)
+        self.idle_slots.add(run.slot)
         self.freed = True
+        run.unit.deliver(found)
 
 
-def _units(plan: Sequence[EpisodePlan], slots: int, workers: int) -> list[_Unit]:
-    """Cut the plan where the group changes and where slots or workers run out; episode i has slot i mod `slots`."""
-    units: list[_Unit] = []
-    block = min(slots, workers)
-    for index, episode in enumerate(plan):
-        slot = index % slots
-        last = units[-1].plans if units else []
-        fits = bool(last) and last[-1][1].group == episode.group and len(last) < block and slot != 0
-        if fits:
-            last.append((slot, episode))
+def _together(plan: Sequence[EpisodePlan], block: int) -> list[list[EpisodePlan]]:
+    """Cut the plan where the group changes, and after `block` episodes of one: more could never start together."""
+    units: list[list[EpisodePlan]] = []
+    for episode in plan:
+        if units and units[-1][-1].group == episode.group and len(units[-1]) < block:
+            units[-1].append(episode)
         else:
-            units.append(_Unit(plans=[(slot, episode)]))
+            units.append([episode])
     return units

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,7 +24,8 @@ from agentrl_jax.recipes.evaluate import measure
 from agentrl_jax.recipes.guards import Drops, refuse_thin
 from agentrl_jax.recipes.run import Run
 from agentrl_jax.recipes.sft import sft
-from agentrl_jax.rollout.collect import EpisodePlan, collect
+from agentrl_jax.rollout.collect import Driver, EpisodePlan, collect
+from agentrl_jax.rollout.collector import Collector
 from agentrl_jax.rollout.play import play
 from agentrl_jax.rollout.pool import Deadlines, Pool
 from agentrl_jax.rollout.records import Trajectory
@@ -53,21 +55,25 @@ def plan(count: int) -> list[EpisodePlan]:
     return [EpisodePlan(group=0, member=m, task=task, seed=1, key=(0, m)) for m in range(count)]
 
 
-def run_with(pool: Pool, renderer: ChatRenderer, directory: Path, scripts: Any, sinks: Any, **settings: Any) -> Any:
-    rollout = Rollout(**settings)
+@contextmanager
+def run_with(
+    pool: Pool, renderer: ChatRenderer, directory: Path, scripts: Any, sinks: Any, **settings: Any
+) -> Iterator[Any]:
+    """As much of a run as collecting needs."""
+    rollout, run = Rollout(**settings), Run.__new__(Run)
     sampler = scripted.ScriptedSampler(renderer, scripted.by_turn(scripts), slots=4)
-    return SimpleNamespace(
-        config=SimpleNamespace(rollout=rollout), directory=directory, engine=sampler, pool=pool, sinks=sinks,
-        policy=SimpleNamespace(renderer=renderer), grammar=None, interrupts=SimpleNamespace(check=lambda: None),
-        drops=Drops(rollout.max_consecutive_drops, directory),
-    )  # fmt: skip
+    with Collector(Driver(sampler, pool, renderer, max_turn_tokens=16)) as collector:
+        vars(run).update(
+            config=SimpleNamespace(rollout=rollout), directory=directory, collector=collector, sinks=sinks,
+            interrupts=SimpleNamespace(check=lambda: None),
+        )  # fmt: skip
+        yield run
 
 
 def test_receipts_of_broken_episodes_are_kept_apart_and_replay_reads_them(pool, renderer, tmp_path, capsys):
     scripts = {m: [ADD, RAISE] if m % 2 else [ADD, FINISH] for m in range(4)}
-    with RunSinks(tmp_path, tensorboard=False) as sinks:
-        run = run_with(pool, renderer, tmp_path, scripts, sinks)
-        found = list(Run.collect(run, plan(4), temperature=1.0, cut=WHOLE))
+    with RunSinks(tmp_path, tensorboard=False) as sinks, run_with(pool, renderer, tmp_path, scripts, sinks) as run:
+        found = list(run.collect(plan(4), temperature=1.0, cut=WHOLE))
     assert [t.valid for t in sorted(found, key=lambda t: t.member)] == [True, False, True, False]
     receipts, broken = ((tmp_path / f"{n}.jsonl").read_text().splitlines() for n in ("receipts", "infrastructure"))
     assert len(receipts) == 4 and len(broken) == 2 and set(broken) < set(receipts)
@@ -79,9 +85,9 @@ def test_receipts_of_broken_episodes_are_kept_apart_and_replay_reads_them(pool, 
 def test_too_many_drops_in_a_row_end_the_run(pool, renderer, tmp_path):
     with RunSinks(tmp_path, tensorboard=False) as sinks:
         scripts = {m: [RAISE] for m in range(4)}
-        run = run_with(pool, renderer, tmp_path, scripts, sinks, max_consecutive_drops=3)
-        with pytest.raises(UserError) as caught:
-            list(Run.collect(run, plan(4), temperature=1.0, cut=WHOLE))
+        stopped = run_with(pool, renderer, tmp_path, scripts, sinks, max_consecutive_drops=3)
+        with stopped as run, pytest.raises(UserError) as caught:
+            list(run.collect(plan(4), temperature=1.0, cut=WHOLE))
     words = ["3 episodes in a row", "max_consecutive_drops=3", "database is locked", "agentrl replay", "--resume"]
     assert not [word for word in words if word not in str(caught.value)]
 

@@ -22,6 +22,9 @@ from tests.end_to_end.small_config import config as small
 from tests.recipes.test_checks import good
 
 
+MODEL = llama.LlamaConfig(vocab_size=64, width=16, layers=2, heads=4, kv_heads=2, head_width=4, mlp_width=32)
+
+
 def split(count, **more):
     return replace(good(), placement="split", sampler_devices=count, **more)
 
@@ -65,14 +68,28 @@ def test_devices_that_cannot_be_shared_out_are_refused_with_what_to_type(monkeyp
     assert said in str(refused.value) and "\n" not in str(refused.value)
 
 
+@pytest.mark.parametrize(
+    ("tensor", "lag", "said"),
+    [
+        (3, 0, "rollout.tensor=3 does not divide the 8 devices that sample: set rollout.tensor=1"),
+        (4, 0, "rollout.tensor=4 does not divide the policy's kv_heads=2: set rollout.tensor=2"),
+        (2, 1, "rollout.tensor=2 with loop.max_lag=1: .*: set placement='split', or rollout.tensor=1"),
+    ],
+)
+def test_devices_that_cannot_share_heads_are_refused(tensor, lag, said):
+    config = replace(good(), rollout=replace(good().rollout, tensor=tensor))
+    assert config.loop is not None
+    with pytest.raises(UserError, match=said):
+        meshes.check_mesh(replace(config, loop=replace(config.loop, max_lag=lag)), MODEL)
+
+
 def test_a_server_that_samples_needs_no_slots_here():
     rollout = replace(good().rollout, slots=63)
     meshes.check_placement(replace(good(), rollout=rollout, external=External(url="http://nowhere")))
 
 
 def test_a_dry_run_counts_the_slots_of_one_device():
-    model = llama.LlamaConfig(vocab_size=64, width=16, layers=2, heads=4, kv_heads=2, head_width=4, mlp_width=32)
-    together, apart = (estimated_memory(config, model, 1000, 1000) for config in (good(), split(2)))
+    together, apart = (estimated_memory(config, MODEL, 1000, 1000) for config in (good(), split(2)))
     assert together["cache"] == 2 * 2 * (64 // 8) * good().rollout.context * 2 * 4 * 4
     assert apart["cache"] == 4 * together["cache"]
     sampling = apart["sampler"] + apart["cache"]

@@ -28,6 +28,7 @@ from agentrl_jax.protocol import (
     Verdict,
 )
 from agentrl_jax.recipes.config import Loop, Rollout
+from agentrl_jax.recipes.pacing import roll_out
 from agentrl_jax.recipes.rl import (
     Outcomes,
     is_constant,
@@ -35,12 +36,12 @@ from agentrl_jax.recipes.rl import (
     plan_step,
     read_outcomes,
     refuse_wrong,
-    roll_out,
     step_figures,
 )
 from agentrl_jax.rl.algorithms import dapo, grpo
 from agentrl_jax.rl.rewards import decided, lexicographic
 from agentrl_jax.rollout.collect import EpisodePlan, collect, play
+from agentrl_jax.rollout.collector import Finished
 from agentrl_jax.rollout.packing import pack
 from agentrl_jax.rollout.pool import Deadlines, Pool
 from agentrl_jax.rollout.records import Trajectory
@@ -188,12 +189,14 @@ def test_p21_hanging_is_no_way_out(renderer: ChatRenderer) -> None:
     assert figures["stops"].get("timeout", 0) == int((arms == 2).sum())
 
 
-def test_a_server_that_goes_back_to_older_params_stops_the_run():
-    collected: Any = lambda plans, **_: ()  # noqa: E731
+def test_a_server_that_goes_back_to_older_params_stops_the_run(renderer: ChatRenderer) -> None:
+    groups = [[member(renderer, i, None, policy_versions=(version,)) for i, version in enumerate((3, 3, 2, 3))]]
+    held: Any = SimpleNamespace(complete=lambda groups: True, pop=lambda groups_: groups)
     run: Any = SimpleNamespace(
-        buffer=SimpleNamespace(pop=lambda n, version, max_lag: []), version=3, collect=collected,
-        config=SimpleNamespace(rollout=Rollout()), clock=SimpleNamespace(phase=lambda name: nullcontext()),
+        buffer=held, version=3, config=SimpleNamespace(rollout=Rollout(max_failure_fraction=1, min_valid_fraction=0)),
+        clock=SimpleNamespace(phase=lambda name: nullcontext()),
     )  # fmt: skip
-    loop: Any = SimpleNamespace(tasks=2)
-    with pytest.raises(UserError, match="2 of 2 groups were sampled by older params"):
-        roll_out(run, loop, [])
+    with pytest.raises(UserError, match=r"1 of 4 episodes were sampled by older params than loop\.max_lag=0"):
+        roll_out(run, loop(), [], Finished())
+    _, figures = roll_out(run, loop(max_lag=1), [], Finished())
+    assert (figures["lag_mean"], figures["lag_max"]) == (0.25, 1)

@@ -229,7 +229,7 @@ def test_p21_the_rules_of_attribution(phase, kind, finding, cause):
     assert found.leaves_batch == (cause in (Cause.ENVIRONMENT, Cause.EVALUATOR))
 
 
-def test_the_buffer_groups_by_id_and_drops_what_is_stale(renderer):
+def test_the_buffer_groups_by_id_and_keeps_what_is_old(renderer):
     script, buffer = [ADD, FINISH], Buffer(2)
     order = ((5, 1), (2, 0), (5, 0), (2, 1), (9, 0))
     played = [play(SUITE, renderer, TASK, script, 1, group=g, member=m) for g, m in order]
@@ -240,11 +240,15 @@ def test_the_buffer_groups_by_id_and_drops_what_is_stale(renderer):
     for t in played:
         buffer.add(t)
     assert buffer.ready() == [2, 5] and len(buffer) == 5
-    again = Buffer.from_json(json.loads(json.dumps(buffer.to_json())))
-    for b in (buffer, again):
-        (group,) = b.pop(2, version=5, max_lag=1)
-        assert [(t.group, t.member) for t in group] == [(5, 0), (5, 1)]
-        assert b.counts["stale"] == 2 and b.counts["added"] == 5 and b.counts["stop/completed"] == 5
-        assert len(b) == 1
+    assert buffer.complete([5, 2]) and not buffer.complete([2, 9]) and not buffer.complete([3])
+    assert buffer.holds(9, 0) and not buffer.holds(9, 1) and not buffer.holds(3, 0)
+    again, copied = Buffer.from_json(json.loads(json.dumps(buffer.to_json()))), buffer.copy()
+    for b in (buffer, again, copied):
+        groups = b.pop([5, 2])
+        assert [(t.group, t.member) for group in groups for t in group] == [(5, 0), (5, 1), (2, 0), (2, 1)]
+        assert b.counts["added"] == 5 and b.counts["stop/completed"] == 5 and len(b) == 1
+        with pytest.raises(ValueError, match="expected all 2 members"):
+            b.pop([9])
+        assert b.holds(9, 0), "a group that is not whole stays"
     with pytest.raises(ValueError, match="group 9: member 0"):
         buffer.add(played[4])

@@ -88,7 +88,7 @@ def test_p21_the_policy_does_not_learn_to_hang(renderer):
     ratio = {name: _shares(values)["hang"] / _shares(values)["wrong"] for name, values in
              (("kept", logits), ("forgiven", forgiving))}  # fmt: skip
     assert ratio["forgiven"] > 1.2 > ratio["kept"], "forgiven, hanging would be the better way to fail"
-    timeouts = Counter(t.attribution.cause for group in buffer.pop(UPDATES, 0, 99) for t in group if t.attribution)
+    timeouts = Counter(t.attribution.cause for group in buffer.pop(range(UPDATES)) for t in group if t.attribution)
     assert set(timeouts) == {Cause.POLICY} and timeouts[Cause.POLICY] == buffer.counts["policy_timeout"]
     assert buffer.counts["infra_timeout"] == 0
     blamed = Attribution(cause=Cause.ENVIRONMENT, evidence="the disk was gone")
