@@ -21,7 +21,6 @@ from agentrl_jax.runtime.store import Store
 from tests.end_to_end.small_config import config as small
 from tests.recipes.test_checks import good
 
-
 MODEL = llama.LlamaConfig(vocab_size=64, width=16, layers=2, heads=4, kv_heads=2, head_width=4, mlp_width=32)
 
 
