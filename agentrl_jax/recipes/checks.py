@@ -32,7 +32,7 @@ from agentrl_jax.runtime import grammars
 
 _COUNTS = {  # smallest whole number that makes sense
     "rollout": dict.fromkeys(
-        ("workers", "slots", "max_turn_tokens", "max_segments", "bank", "prefill_chunk", "decode_steps"), 1
+        ("workers", "slots", "tensor", "max_turn_tokens", "max_segments", "bank", "prefill_chunk", "decode_steps"), 1
     )
     | {"max_consecutive_drops": 1, "evidence_patience": 0},
     "policy": dict.fromkeys(("layers", "width", "heads", "kv_heads", "mlp_width", "vocab_size"), 1),

@@ -55,8 +55,8 @@ def estimated_memory(config: RunConfig, model: llama.LlamaConfig, parameters: in
     vocabulary."""
     r, computed = config.rollout, jnp.dtype(model.compute_dtype).itemsize
     here = config.external.url is None  # else the sampler lives on a server
-    slots = -(-r.slots // len(meshes.samplers(config)))
-    cache = 2 * model.layers * slots * r.context * model.kv_heads * model.head_width * computed
+    slots = r.slots * r.tensor / len(meshes.samplers(config))  # that one device's pages are worth
+    cache = int(2 * model.layers * slots * r.context * model.kv_heads // r.tensor * model.head_width * computed)
     shapes = [(s.micro_rows, s.width) for s in (config.sft, config.loop) if s is not None]
     per_layer = 6 * model.width + 3 * model.mlp_width
     layers = 1 if config.remat in (True, "full") else model.layers
@@ -75,7 +75,7 @@ def estimated_memory(config: RunConfig, model: llama.LlamaConfig, parameters: in
     columns = 0 if loop is None or not r.records else loop.tasks * loop.group * segments * loop.width
     parts = {
         "learner": _learner(config, model, parameters, trained),
-        "sampler": parameters * computed * here,
+        "sampler": parameters * computed * here // r.tensor,
         "cache": cache * here,
         "activations": activations,
         "logits": logits,

@@ -66,11 +66,17 @@ def check_placement(config: RunConfig) -> None:
     if split and count >= local:
         instead = f"set at most {local - 1}" if local > 1 else "set placement='colocated' and sampler_devices=0"
         raise UserError(f"sampler_devices={count} leaves none of a process's {local} devices to learn: {instead}")
-    slots, sampling = config.rollout.slots, count if split else local
-    if slots % sampling:
+    slots, tensor, sampling = config.rollout.slots, config.rollout.tensor, count if split else local
+    if sampling % tensor:
         raise UserError(
-            f"rollout.slots={slots} must be a multiple of the {sampling} devices that sample: set rollout.slots="
-            f"{-(-slots // sampling) * sampling}"
+            f"rollout.tensor={tensor} does not divide the {sampling} devices that sample: set rollout.tensor="
+            f"{math.gcd(tensor, sampling)}"
+        )
+    engines, what = sampling // tensor, "devices" if tensor == 1 else f"sets of {tensor} devices"
+    if slots % engines:
+        raise UserError(
+            f"rollout.slots={slots} must be a multiple of the {engines} {what} that sample: set rollout.slots="
+            f"{-(-slots // engines) * engines}"
         )
 
 
@@ -80,6 +86,17 @@ def check_mesh(config: RunConfig, model: llama.LlamaConfig) -> None:
     Raises `UserError`.
     """
     check_placement(config)
+    tensor = config.rollout.tensor
+    if model.kv_heads % tensor:
+        raise UserError(
+            f"rollout.tensor={tensor} does not divide the policy's kv_heads={model.kv_heads}: set rollout.tensor="
+            f"{math.gcd(tensor, model.kv_heads)}"
+        )
+    if tensor > 1 and config.placement != "split" and config.loop is not None and config.loop.max_lag:
+        raise UserError(
+            f"rollout.tensor={tensor} with loop.max_lag={config.loop.max_lag}: sampler and learner would wait for each "
+            "other's exchanges on the same devices: set placement='split', or rollout.tensor=1"
+        )
     found = sizes(config.mesh, len(learners(config)))
     if found["expert"] > 1 and not model.experts:
         raise UserError(f"mesh.expert={found['expert']}: the policy has no experts to split: set mesh.expert=1")

@@ -159,6 +159,8 @@ def warnings(wanted: Request) -> list[str]:
         )
     if model.kv_heads % mesh["tensor"]:
         found.append(f"tensor={mesh['tensor']} does not divide kv_heads={model.kv_heads}")
+    if wanted.config.placement == "split":
+        found.append("placement='split' is planned as 'colocated': as if every device sampled and learned, in turn")
     if model.compute_dtype == "float32":
         found.append("policy.compute_dtype='float32': matrix units work in bfloat16, f32 takes several passes")
     if model.head_width <= 128 and topology.kind in ("v6e", "tpu7x"):
@@ -233,9 +235,26 @@ def advice(wanted: Request, report: dict[str, Any], found: list[dict[str, Any]])
         mesh = ",".join(f"{axis}={size}" for axis, size in best["mesh"].items() if size > 1) or "data=1"
         return [f"--mesh {mesh} {stage}.micro_rows={best['micro_rows']} remat={best['remat']}: {best['peak_gib']} GiB"]
     whole = max(report["resident"], key=lambda row: row["gib"])
-    slots = wanted.config.rollout.slots
-    if whole["what"] == "KV pages" and (fewer := int(slots * (1 + report["headroom_gib"] / whole["gib"]) * 0.95)) > 0:
-        return [f"rollout.slots={fewer}: every device holds the pages of all {slots} slots, {whole['gib']} GiB"]
+    if whole["what"] in ("sampler weights", "KV pages"):
+        return [text] if (text := _smaller_sampler(wanted)) else _hopeless(report, whole)
+    return _hopeless(report, whole)
+
+
+def _hopeless(report: dict[str, Any], whole: dict[str, Any]) -> list[str]:
     return [
         f"nothing tried fits: {whole['what']} takes {whole['gib']} GiB of {report['limit_gib']}; more or larger chips"
     ]
+
+
+def _smaller_sampler(wanted: Request) -> str | None:
+    """The first that fits: more devices to an engine, then fewer slots."""
+    rollout, engines = wanted.config.rollout, wanted.topology.devices
+    for tensor in (n for n in (1, 2, 4, 8) if n >= rollout.tensor and wanted.model.kv_heads % n == 0):
+        slots = rollout.slots
+        while slots > 0:
+            tried = replace(wanted.config, rollout=replace(rollout, tensor=tensor, slots=slots))
+            found = by_shapes(wanted._replace(config=tried))
+            if found["fits"]:
+                return f"rollout.tensor={tensor} rollout.slots={slots}: {found['peak_gib']} GiB"
+            slots -= max(1, engines // tensor)
+    return None

@@ -20,9 +20,11 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from agentrl_jax.errors import UserError
 from agentrl_jax.recipes import hlo
 from agentrl_jax.recipes.plan import Request, with_settings
 from agentrl_jax.recipes.plan_programs import Program, programs
+from agentrl_jax.recipes.plan_topology import Topology
 from agentrl_jax.sharding import AXES
 
 _FORMAT = 1  # of what is cached
@@ -31,8 +33,9 @@ _FORMAT = 1  # of what is cached
 def compile_all(wanted: Request, cache: Path, *, only: tuple[str, ...] = ()) -> dict[str, dict[str, Any]]:
     """Figures of every program by name; those that the cache holds are not compiled again."""
     mesh = topology_mesh(wanted.topology.name, wanted.mesh)
+    sampler_mesh = host_mesh(wanted.topology, wanted.config.rollout.tensor)
     found = {}
-    for program in programs(wanted.config, wanted.model, mesh):
+    for program in programs(wanted.config, wanted.model, mesh, sampler_mesh):
         if not only or program.name in only:
             found[program.name] = _cached(program, wanted, cache)
     return found
@@ -58,6 +61,20 @@ def topology_mesh(name: str, sizes: Mapping[str, int]) -> Mesh:
     devices = topologies.get_topology_desc(platform="tpu", topology_name=name).devices
     shape = [sizes.get(axis, 1) for axis in AXES]
     return Mesh(np.asarray(mesh_utils.create_device_mesh(shape, devices=devices, allow_split_physical_axes=True)), AXES)
+
+
+def host_mesh(topology: Topology, tensor: int) -> Mesh:
+    """A mesh of the first devices of one host of the slice, over which an engine is spread."""
+    from jax.experimental import topologies
+
+    name = f"{topology.kind if topology.kind != 'tpu7x' else 'TPU7x'}:{'2x2x1' if len(topology.shape) == 3 else '2x2'}"
+    devices = topologies.get_topology_desc(platform="tpu", topology_name=name).devices
+    if tensor > len(devices):
+        raise UserError(
+            f"rollout.tensor={tensor}: a host of {topology.kind} has {len(devices)} devices: set at most that"
+        )
+    shape = [tensor if axis == "tensor" else 1 for axis in AXES]
+    return Mesh(np.asarray(devices[:tensor], dtype=object).reshape(shape), AXES)
 
 
 def _cached(program: Program, wanted: Request, cache: Path) -> dict[str, Any]:

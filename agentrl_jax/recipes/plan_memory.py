@@ -23,9 +23,11 @@ from agentrl_jax.recipes import meshes, rl, sft
 from agentrl_jax.recipes.config import Loop, PretrainedPolicy, RunConfig, Sft
 from agentrl_jax.recipes.optimizing import HOST, memory_kind
 from agentrl_jax.sampler import decode
+from agentrl_jax.sampler import placement as sampler
 from agentrl_jax.sampler.pages import PAGE
 
 GIB = 1 << 30
+ROWS = 32  # of the largest decode batch of an engine, see `runtime.engine.ROWS`
 
 
 class Held(NamedTuple):
@@ -47,10 +49,10 @@ class Parts(NamedTuple):
     pools: Any
 
 
-def parts(config: RunConfig, model: llama.LlamaConfig, mesh: Any) -> Parts:
+def parts(config: RunConfig, model: llama.LlamaConfig, mesh: Any, sampler_mesh: Any = None) -> Parts:
     """Everything that the stages of a config keep, parameters and optimizer by the rules of `sharding.RULES`.
 
-    The sampler's weights and pages are whole on every device, as the engine places them.
+    The sampler's are those of one engine: on one device, or over `rollout.tensor` of them, which `sampler_mesh` names.
 
     Raises `UserError` where the rules cannot split a parameter evenly over the mesh.
     """
@@ -59,20 +61,35 @@ def parts(config: RunConfig, model: llama.LlamaConfig, mesh: Any) -> Parts:
     params = _params(config, model, mesh)
     learned = trained(params)
     here = config.external.url is None
+    sampling = NamedSharding(sampler_mesh or abstract_mesh({"tensor": config.rollout.tensor}), PartitionSpec())
     state = LearnerState(params, _opt_state(config, learned), step)
     return Parts(
         state=state,
         grads=jax.tree.map(lambda leaf: _put(jnp.float32, leaf.shape, leaf.sharding), learned),
         batch=batch(config, model, mesh),
         reference=learned if config.loop is not None and config.loop.objective.kl is not None else None,
-        sampler=_place(_sampler_shapes(model), everywhere) if here else None,
-        pools=_place(_pool_shapes(model, pages(config)), everywhere) if here else None,
+        sampler=_sampler(config, model, sampling) if here else None,
+        pools=_place(_pool_shapes(model, pages(config, mesh)), sampler.pools(sampling)) if here else None,
     )
 
 
+def _sampler(config: RunConfig, model: llama.LlamaConfig, sampling: NamedSharding) -> Any:
+    shapes = _sampler_shapes(model, config.rollout.tensor == 1)
+    try:
+        places = sampler.weights(model, sampling)
+    except ValueError:
+        raise UserError(
+            f"rollout.tensor={config.rollout.tensor} does not divide the policy's kv_heads={model.kv_heads}: set "
+            f"rollout.tensor={math.gcd(config.rollout.tensor, model.kv_heads)}"
+        ) from None
+    if isinstance(places, NamedSharding):
+        return _place(shapes, places)
+    return jax.tree.map(lambda leaf, place: _put(leaf.dtype, leaf.shape, place), shapes, places)
+
+
 @lru_cache(maxsize=8)
-def _sampler_shapes(model: llama.LlamaConfig) -> Any:
-    return jax.eval_shape(partial(llama.unstack, model), llama.shapes(model))
+def _sampler_shapes(model: llama.LlamaConfig, fused: bool) -> Any:
+    return jax.eval_shape(partial(llama.unstack, model, fused=fused), llama.shapes(model))
 
 
 @lru_cache(maxsize=8)
@@ -80,9 +97,14 @@ def _pool_shapes(model: llama.LlamaConfig, count: int) -> Any:
     return jax.eval_shape(lambda: decode.allocate(model, count))
 
 
-def pages(config: RunConfig) -> int:
-    """Pages of the sampler's pools, nobody's page among them."""
-    return config.rollout.slots * -(-config.rollout.context // PAGE) + 1
+def slots(config: RunConfig, mesh: Any) -> int:
+    """Slots of one engine: all of them over the devices, `rollout.tensor` devices to an engine."""
+    return -(-config.rollout.slots // max(1, math.prod(mesh.shape.values()) // config.rollout.tensor))
+
+
+def pages(config: RunConfig, mesh: Any) -> int:
+    """Pages of one engine's pools, nobody's page among them."""
+    return slots(config, mesh) * -(-config.rollout.context // PAGE) + 1
 
 
 def resident(found: Parts) -> list[Held]:
@@ -173,7 +195,8 @@ def transient(config: RunConfig, model: llama.LlamaConfig, mesh: Any, found: Par
     if found.sampler is not None:
         programs["publish"] = held("sampler", found.sampler).bytes  # the next beside those in use
         computed = jnp.dtype(model.compute_dtype).itemsize
-        programs["decode"] = 4 * config.rollout.slots * (3 * model.vocab_size + model.mlp_width) * computed
+        rows = min(ROWS, slots(config, mesh))
+        programs["decode"] = 4 * rows * (3 * model.vocab_size + model.mlp_width) * computed
     return programs
 
 

@@ -19,7 +19,6 @@ from agentrl_jax.recipes.config import RunConfig
 from agentrl_jax.sampler import decode
 from agentrl_jax.sampler.select import Cuts
 
-_ROWS = 32  # of the largest decode batch, see `runtime.engine.ROWS`
 _STOPS = 8
 DECODED_LAYERS = 2  # of the sampler that is compiled: its layers are laid out one after another, and are all alike
 
@@ -34,8 +33,8 @@ class Program(NamedTuple):
     learns: bool = True  # it is part of the step that is timed
 
 
-def programs(config: RunConfig, model: llama.LlamaConfig, mesh: Any) -> list[Program]:
-    """The update's functions, scoring where the run scores, and one decode dispatch."""
+def programs(config: RunConfig, model: llama.LlamaConfig, mesh: Any, sampler_mesh: Any = None) -> list[Program]:
+    """The update's functions, scoring where the run scores, and one decode dispatch of one engine."""
     found = memory.parts(config, model, mesh)
     assert found.batch is not None
     stage, loop = memory.settings(config), config.loop
@@ -55,17 +54,18 @@ def programs(config: RunConfig, model: llama.LlamaConfig, mesh: Any) -> list[Pro
         score = make_score(scorer, micro_rows=stage.micro_rows)
         listed.append(Program("score", score.traced(found.state.params, found.batch), micro * scores, chunks))
     if found.sampler is not None:
-        listed.append(Program("decode", _decode(config, model, mesh), 0, 1, learns=False))
+        listed.append(Program("decode", _decode(config, model, mesh, sampler_mesh), 0, 1, learns=False))
     return listed
 
 
-def _decode(config: RunConfig, model: llama.LlamaConfig, mesh: Any) -> Any:
+def _decode(config: RunConfig, model: llama.LlamaConfig, mesh: Any, sampler_mesh: Any) -> Any:
     """One dispatch of the largest batch of a sampler of few layers."""
     few = replace(model, layers=min(model.layers, DECODED_LAYERS), window_layers=model.window_layers[:DECODED_LAYERS])
-    found = memory.parts(config, few, mesh)
-    rows = min(_ROWS, config.rollout.slots)
+    found = memory.parts(config, few, mesh, sampler_mesh)
+    rows = min(memory.ROWS, memory.slots(config, mesh))
     width = -(-config.rollout.context // memory.PAGE)
-    everywhere = NamedSharding(mesh, PartitionSpec())
+    pools = jax.tree.map(lambda leaf: leaf.sharding, found.pools)
+    everywhere = NamedSharding(jax.tree.leaves(pools)[0].mesh, PartitionSpec())
 
     def put(dtype: Any, *shape: int) -> Any:
         return jax.ShapeDtypeStruct(shape, dtype, sharding=everywhere)
@@ -77,4 +77,5 @@ def _decode(config: RunConfig, model: llama.LlamaConfig, mesh: Any) -> Any:
         remaining=put(jnp.int32, rows), stops=put(jnp.int32, rows, _STOPS), cuts=cuts,
     )  # fmt: skip
     step = partial(decode.decode, few, steps=config.rollout.decode_steps, stop_ids=(0,))
-    return jax.jit(step, donate_argnums=1).trace(found.sampler, found.pools, arguments, put(jnp.int32))
+    placed: Any = jax.jit(step, donate_argnums=1, out_shardings=(pools, everywhere))
+    return placed.trace(found.sampler, found.pools, arguments, put(jnp.int32))

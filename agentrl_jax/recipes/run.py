@@ -111,8 +111,14 @@ class Run:
                 if isinstance(self.engine, ExternalSampler):  # what it takes is exported, not laid out for decoding
                     self.engine.publish(self.params, self.version)
                 else:
-                    self.collector.publish(publish(self.policy.model, self.params, self.everywhere), self.version)
+                    self.collector.publish(self._laid_out(self.engine.sharding), self.version)
                 self.published = self.params
+
+    def _laid_out(self, sampling: Any) -> Any:
+        """The params as the sampler reads them: on its devices at once where they learn too, in the same order."""
+        if list(sampling.mesh.devices.flat) == list(self.mesh.devices.flat):
+            return publish(self.policy.model, self.params, sampling)
+        return publish(self.policy.model, self.params, self.everywhere, onto=sampling)
 
     def collect(self, plans: Sequence[EpisodePlan], *, temperature: float, cut: Cut) -> Iterator[Trajectory]:
         """Run these before any that wait, and yield each trajectory as it finishes."""

@@ -230,7 +230,7 @@ def _engine(config: RunConfig, policy: policies.Policy, grammars: Grammars | Non
         decode_steps=r.decode_steps,
         stop_ids=policy.renderer.stop_ids,
         seed=config.seed,
-        sharding=spread(meshes.samplers(config)),
+        sharding=spread(meshes.samplers(config), r.tensor),
         grammars=grammars,
     )
 

@@ -35,6 +35,7 @@ from agentrl_jax.rollout.episode import (
     TokenMismatch,
     Unrenderable,
 )
+from agentrl_jax.rollout.places import nearby
 from agentrl_jax.rollout.play import play
 from agentrl_jax.rollout.pool import Pool
 from agentrl_jax.rollout.ray_pool import RayPool
@@ -133,6 +134,7 @@ class Driver:
         self.healing, self.evidence, self.max_segments = healing, evidence, max_segments
         self.waiting: deque[_Unit] = deque()
         self.idle_slots = set(range(sampler.slots))
+        self.near: int = getattr(sampler, "near", sampler.slots)  # without a word on it, all share with all
         self.by_slot: dict[int, _Run] = {}
         self.by_worker: dict[int, _Run] = {}
         self.stall_s, self.moved_at = stall_s, time.monotonic()
@@ -199,7 +201,8 @@ class Driver:
             if workers is None:
                 return
             self.waiting.popleft()
-            for slot, worker, plan in zip(sorted(self.idle_slots), workers, unit.plans, strict=False):
+            slots = nearby(self.idle_slots, len(unit.plans), self.near)
+            for slot, worker, plan in zip(slots, workers, unit.plans, strict=True):
                 self._start(unit, worker, slot, plan)
 
     def _acquire(self, count: int) -> list[int] | None:

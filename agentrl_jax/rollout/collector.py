@@ -1,7 +1,7 @@
 """Episodes go on in a thread of their own while whoever ordered them learns.
 
-The thread alone touches the sampler and the pool. Orders go in by a queue, trajectories come out by queues, and what
-breaks in there is raised by whoever looks next.
+The thread alone touches the sampler and the pool. Orders go in by a queue; trajectories come out, and what breaks in
+there is raised to whoever waits or looks next.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any, Self, cast
 
 from agentrl_jax.rollout.collect import Driver
@@ -25,7 +26,7 @@ class Finished:
 
     def __init__(self) -> None:
         self.owed = 0
-        self.arrived: queue.SimpleQueue[Trajectory] = queue.SimpleQueue()
+        self.arrived: list[Trajectory] = []
 
 
 class Collector:
@@ -47,6 +48,7 @@ class Collector:
     def __init__(self, driver: Driver, *, guard: Callable[[], AbstractContextManager[Any]] = nullcontext) -> None:
         self._driver, self._guard = driver, guard
         self._orders: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._news = threading.Condition()  # something arrived, or broke
         self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._work, name="collector", daemon=True)
 
@@ -64,13 +66,13 @@ class Collector:
     ) -> None:  # fmt: skip
         """Have these episodes run, before those that wait where `first`. Their trajectories arrive at `finished`."""
         finished.owed += len(plans)
-        order = {"temperature": temperature, "cut": cut, "deliver": finished.arrived.put, "first": first}
-        self._orders.put(lambda: self._driver.add(plans, **order))
+        settings: Any = {"temperature": temperature, "cut": cut, "first": first}
+        self._orders.put(partial(self._driver.add, plans, deliver=partial(self._deliver, finished), **settings))
 
     def publish(self, params: Any, version: int) -> None:
         """Sample from these params from the next dispatch on; see `sampling.LiveSampler`."""
         sampler = cast(LiveSampler, self._driver.sampler)
-        self._orders.put(lambda: sampler.publish(params, version))
+        self._orders.put(partial(sampler.publish, params, version))
 
     def take(self, finished: Finished, *, wait_s: float = 0.0) -> list[Trajectory]:
         """What has arrived by now, in that order; where that is nothing, what does within `wait_s` seconds.
@@ -79,10 +81,9 @@ class Collector:
         """
         if wait_s and not finished.owed:
             raise RuntimeError("nothing is on its way: no episode was ordered that has not been taken")
-        found: list[Trajectory] = []
-        with suppress(queue.Empty):
-            while True:
-                found.append(finished.arrived.get(timeout=0.0 if found else wait_s))
+        with self._news:
+            self._news.wait_for(lambda: finished.arrived or self._failure is not None, wait_s)
+            found, finished.arrived = finished.arrived, []
         finished.owed -= len(found)
         if not found:
             self.check()
@@ -93,6 +94,11 @@ class Collector:
         if self._failure is not None:
             raise self._failure
 
+    def _deliver(self, finished: Finished, trajectory: Trajectory) -> None:
+        with self._news:
+            finished.arrived.append(trajectory)
+            self._news.notify_all()
+
     def _work(self) -> None:
         try:
             with self._guard():
@@ -102,7 +108,9 @@ class Collector:
                 finally:
                     self._driver.abandon()
         except BaseException as failure:  # the thread's last words, for `check`
-            self._failure = failure
+            with self._news:
+                self._failure = failure
+                self._news.notify_all()
 
     def _carry_out(self) -> bool:
         """Every order that is there, and the next one where there is nothing else to do; False to end."""

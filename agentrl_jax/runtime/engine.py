@@ -69,8 +69,8 @@ class Engine:
     `sharding` is the placement of what is whole. With that of `fleet.spread` over n devices each of them has Q / n of
     the slots, in order, with `pages`, `bank` and `rows` of its own, and a dispatch is one for all of them. Which device
     a slot is on changes none of its bits. Slots of one device share a prompt; a group over several is prefilled once
-    on each. Over a `tensor` axis instead, weights and pages are split
-    (`sampler.placement`). Call `publish` before `advance`.
+    on each. A `tensor` axis of its mesh splits weights and pages (`sampler.placement`), over as many devices in the
+    place of each. Call `publish` before `advance`.
     """
 
     def __init__(
@@ -106,8 +106,8 @@ class Engine:
         """The device functions, and pools of so many pages over all devices."""
         config, fleet = self._config, self._fleet
         self._pools = jax.jit(partial(sampler.allocate, config, pages), out_shardings=fleet.pools)()
-        self._prefill = fleet.jit(partial(sampler.prefill, config), (WHOLE, *[SPLIT] * 5), SPLIT, 1)
-        self._copy = fleet.jit(paged.copy, (SPLIT, SPLIT, SPLIT), SPLIT, 0)
+        self._prefill = fleet.jit(partial(sampler.prefill, config), (WHOLE, *[SPLIT] * 5), SPLIT, fleet.pools, 1)
+        self._copy = fleet.jit(paged.copy, (SPLIT, SPLIT, SPLIT), SPLIT, fleet.pools, 0)
         if config.compute_dtype == "bfloat16" and jax.default_backend() == "cpu":
             sizes = sizes[-1:]  # sums in bf16 differ with the size there: `_warm_up` would compile all to keep one
         stop_ids = tuple(sorted(self._stop_ids))
@@ -116,7 +116,8 @@ class Engine:
             def decode(params: Any, pools: Any, rows: Any, floor: jax.Array, *allowed: jax.Array) -> Any:
                 return sampler.decode(config, params, pools, rows, floor[0], steps, stop_ids, *allowed)
 
-            return {size: fleet.jit(decode, (WHOLE, *[SPLIT] * arguments), (SPLIT, COLUMNS), 1) for size in sizes}
+            specs, places = (WHOLE, *[SPLIT] * arguments), (fleet.pools, fleet.columns)
+            return {size: fleet.jit(decode, specs, (SPLIT, COLUMNS), places, 1) for size in sizes}
 
         self._decode = by_size(self._steps, 3)
         self._held = {} if self._grammars is None else by_size(1, 4)  # for turns with a grammar
@@ -139,6 +140,11 @@ class Engine:
         return self._version
 
     @property
+    def sharding(self) -> Any:
+        """Where its devices are: what `publish` is to be given."""
+        return self._fleet.whole
+
+    @property
     def params(self) -> Any:
         """What was published last."""
         return self._params
@@ -148,17 +154,22 @@ class Engine:
         """Pages that neither a slot nor a remembered prompt holds."""
         return sum(book.free for book in self._books)
 
+    @property
+    def near(self) -> int:
+        """Slots in a row that are on one device, from slot 0 on; see `rollout.places`."""
+        return self._per
+
     def shares(self, a: int, b: int) -> bool:
         """Whether two slots can share what is computed: they are on one device."""
         return a // self._per == b // self._per
 
     def publish(self, params: Any, version: int) -> None:
-        """Sample from these params (the layout of `runtime.publish.publish`, whole) from the next dispatch on.
+        """Sample from these params (those of `runtime.publish.publish`) from the next dispatch on.
 
         Running turns keep their tokens and go on with the new params, named token by token in `Sample.versions`.
         What slots already hold was computed with the params of its time; start fresh contexts to be on-policy.
         """
-        self._params, self._version = self._fleet.adopt(params), version
+        self._params, self._version = self._fleet.adopt(self._config, params), version
         if not self._keep:
             for book in self._books:
                 book.forget()

@@ -45,9 +45,20 @@ def write(
     page = jnp.take_along_axis(table, positions // PAGE, axis=1)
     page = jnp.where(keep, page, keys.shape[0])  # out of range: dropped
     place = {"mode": "drop", "unique_indices": True}
-    at = positions % PAGE
-    keys = keys.at[page, :, :, at].set(_stored(new_keys, keys.dtype), **place)
-    return keys, values.at[page, :, at].set(_stored(new_values, values.dtype), **place)
+    news = _stored(new_keys, keys.dtype), _stored(new_values, values.dtype)
+
+    def by_token(keys: jax.Array, values: jax.Array, new_keys: jax.Array, new_values: jax.Array, at: jax.Array) -> Any:
+        keys = keys.at[page, :, :, at].set(new_keys, **place)
+        return keys, values.at[page, :, at].set(new_values, **place)
+
+    def by_head(keys: jax.Array, values: jax.Array, new_keys: jax.Array, new_values: jax.Array, at: jax.Array) -> Any:
+        # A window of heads and channels would have a TPU's compiler lay the whole pool out anew, positions first.
+        where, head, at = page[..., None], jnp.arange(keys.shape[1], dtype=jnp.int32)[None, None], at[..., None]
+        keys = keys.at[where, head, :, at].set(new_keys, **place)
+        return keys, values.at[where, head, at].set(new_values, **place)
+
+    written = jax.lax.platform_dependent(keys, values, *news, positions % PAGE, tpu=by_head, default=by_token)
+    return written[0], written[1]
 
 
 def _stored(x: jax.Array, dtype: Any) -> jax.Array:
@@ -136,6 +147,13 @@ def _walk(
 
 
 def _pages(pool: jax.Array, page: jax.Array) -> jax.Array:
-    """Pages i32[R] of a pool in f32, gathered as flat rows: one long copy each instead of an index an element."""
-    flat = pool.reshape(pool.shape[0], -1).at[page].get(mode="promise_in_bounds")
-    return _loaded(flat.reshape(page.shape[0], *pool.shape[1:]))
+    """Pages i32[R] of a pool in f32."""
+
+    def flat(pool: jax.Array, page: jax.Array) -> jax.Array:  # one long copy each instead of an index an element
+        rows = pool.reshape(pool.shape[0], -1).at[page].get(mode="promise_in_bounds")
+        return rows.reshape(page.shape[0], *pool.shape[1:])
+
+    def plain(pool: jax.Array, page: jax.Array) -> jax.Array:  # flat, the whole pool would change its layout each time
+        return pool.at[page].get(mode="promise_in_bounds")
+
+    return _loaded(jax.lax.platform_dependent(pool, page, cpu=flat, default=plain))

@@ -16,9 +16,12 @@ from agentrl_jax.recipes.config import Evaluation, External, MeshShape, TinyPoli
 from agentrl_jax.recipes.dry_run import estimated_memory
 from agentrl_jax.recipes.rl import rl
 from agentrl_jax.recipes.train import train
+from agentrl_jax.rl.algorithms import grpo
 from agentrl_jax.runtime.store import Store
 from tests.end_to_end.small_config import config as small
 from tests.recipes.test_checks import good
+
+MODEL = llama.LlamaConfig(vocab_size=64, width=16, layers=2, heads=4, kv_heads=2, head_width=4, mlp_width=32)
 
 
 def split(count, **more):
@@ -64,14 +67,28 @@ def test_devices_that_cannot_be_shared_out_are_refused_with_what_to_type(monkeyp
     assert said in str(refused.value) and "\n" not in str(refused.value)
 
 
+@pytest.mark.parametrize(
+    ("tensor", "lag", "said"),
+    [
+        (3, 0, "rollout.tensor=3 does not divide the 8 devices that sample: set rollout.tensor=1"),
+        (4, 0, "rollout.tensor=4 does not divide the policy's kv_heads=2: set rollout.tensor=2"),
+        (2, 1, "rollout.tensor=2 with loop.max_lag=1: .*: set placement='split', or rollout.tensor=1"),
+    ],
+)
+def test_devices_that_cannot_share_heads_are_refused(tensor, lag, said):
+    config = replace(good(), rollout=replace(good().rollout, tensor=tensor))
+    assert config.loop is not None
+    with pytest.raises(UserError, match=said):
+        meshes.check_mesh(replace(config, loop=replace(config.loop, max_lag=lag)), MODEL)
+
+
 def test_a_server_that_samples_needs_no_slots_here():
     rollout = replace(good().rollout, slots=63)
     meshes.check_placement(replace(good(), rollout=rollout, external=External(url="http://nowhere")))
 
 
 def test_a_dry_run_counts_the_slots_of_one_device():
-    model = llama.LlamaConfig(vocab_size=64, width=16, layers=2, heads=4, kv_heads=2, head_width=4, mlp_width=32)
-    together, apart = (estimated_memory(config, model, 1000, 1000) for config in (good(), split(2)))
+    together, apart = (estimated_memory(config, MODEL, 1000, 1000) for config in (good(), split(2)))
     assert together["cache"] == 2 * 2 * (64 // 8) * good().rollout.context * 2 * 4 * 4
     assert apart["cache"] == 4 * together["cache"]
     sampling = apart["sampler"] + apart["cache"]
@@ -88,13 +105,14 @@ def played(directory):
     return sampled, [{name: row[name] for name in names} for row in rows]
 
 
+@pytest.mark.slow
 def test_a_split_run_samples_and_learns_what_a_colocated_one_does(tmp_path, monkeypatch):
     config = small()
     config = replace(
         config, stages=(rl,), sft=None, store="trajectories",
         policy=TinyPolicy(layers=1, width=16, heads=2, kv_heads=1, mlp_width=32, vocab_size=512),
         rollout=replace(config.rollout, workers=4, slots=4),
-        loop=replace(config.loop, steps=2, tasks=1, group=4, micro_rows=4),
+        loop=replace(config.loop, steps=2, tasks=1, group=4, micro_rows=4, objective=grpo(beta=0.0)),
         evaluation=Evaluation(episodes=4, every=0, every_episodes=4),
     )  # fmt: skip
     train(replace(config, placement="split", sampler_devices=4), tmp_path / "split", quiet=True)

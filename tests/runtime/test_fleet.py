@@ -81,7 +81,10 @@ def test_bits_do_not_depend_on_the_number_of_devices(params, alone, two, count):
     with jax.transfer_guard("disallow"):
         found = conversations(engine)
     assert found == alone[0]
-    assert engine.cache_sizes() == {"prefill": 1, "copy_pages": 1, "decode_8": 1}, "one program, whatever the devices"
+    sizes = engine.cache_sizes()
+    assert set(sizes) == {"prefill", "copy_pages", "decode_8"} and max(sizes.values()) == 1, (
+        "one program for all devices"
+    )
     assert engine.counters.sampled == alone[1].sampled
 
 
@@ -148,7 +151,7 @@ def test_colocated_params_are_taken_over_without_a_copy(params):
     learner = sharding.replicated(sharding.make_mesh(data=2, fsdp=4))
     published = publish(CONFIG, jax.device_put(params, learner), learner)
     with jax.transfer_guard("disallow_explicit"):
-        adopted = Fleet(spread(jax.local_devices())).adopt(published)
+        adopted = Fleet(spread(jax.local_devices())).adopt(CONFIG, published)
     for mine, theirs in zip(jax.tree.leaves(published), jax.tree.leaves(adopted), strict=True):
         assert theirs.sharding.mesh.axis_names == (AXIS,)
         assert pointers(mine) == pointers(theirs)
@@ -160,7 +163,7 @@ def test_split_params_go_from_device_to_device(params, monkeypatch):
     fetched = []
     monkeypatch.setattr(type(jnp.zeros(1)), "_value", property(fetched.append))
     with jax.transfer_guard("disallow"):
-        adopted = Fleet(spread(jax.devices()[6:])).adopt(published)
+        adopted = Fleet(spread(jax.devices()[6:])).adopt(CONFIG, published)
     monkeypatch.undo()
     assert not fetched, "no host copy"
     jax.tree.map(np.testing.assert_array_equal, adopted, published)
@@ -171,4 +174,19 @@ def test_params_that_are_split_are_refused(params):
     mesh = sharding.make_mesh(data=1, fsdp=8)
     split = jax.device_put(params["embedding"], jax.sharding.NamedSharding(mesh, jax.P(None, "fsdp")))
     with pytest.raises(ValueError, match="expected whole arrays"):
-        Fleet(spread(jax.devices())).adopt({"embedding": split})
+        Fleet(spread(jax.devices())).adopt(CONFIG, {"embedding": split})
+
+
+def test_devices_in_pairs_share_heads_and_draw_the_same_tokens(params, alone):
+    engine = Engine(CONFIG, slots=SLOTS, context=96, bank=4, prefill_chunk=8, decode_steps=4, stop_ids=(3,), seed=7,
+                    sharding=spread(jax.devices()[4:], tensor=2))  # fmt: skip
+    learner = sharding.replicated(sharding.make_mesh(devices=jax.devices()[:4]))
+    engine.publish(publish(CONFIG, jax.device_put(params, learner), learner, onto=engine.sharding), 0)
+    with jax.transfer_guard("disallow"):
+        found = conversations(engine)
+    for turn, mine in zip(alone[0], found, strict=True):
+        assert {q: s.ids for q, s in mine.items()} == {q: s.ids for q, s in turn.items()}
+        for q in mine:
+            np.testing.assert_allclose(mine[q].logprobs, turn[q].logprobs, rtol=0, atol=1e-5)
+    assert {x.sharding.shard_shape(x.shape)[:2] for x in jax.tree.leaves(engine._pools)} == {(SLOTS // 2 * 3 + 1, 1)}
+    assert set(engine.cache_sizes().values()) == {1}
