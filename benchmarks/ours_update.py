@@ -1,8 +1,8 @@
 """The update contender of a side-by-side harness: one optimisation step, by the learner that the recipes run.
 
 BENCH_DATA is an npz of ragged trajectories (tokens, loss_mask, old_logprobs, lengths, prompt_lengths, group,
-advantages), BENCH_MODEL a Hugging Face Llama folder. GRPO without a KL term, mean per sequence, clip 0.2; AdamW behind a
-global norm of 1. Metrics are on: they are computed and fetched inside the clock. Prints one line `RESULT {...}`.
+advantages), BENCH_MODEL a Hugging Face Llama folder. GRPO without a KL term, mean per sequence, clip 0.2; AdamW behind
+a global norm of 1. Metrics are on: they are computed and fetched inside the clock. Prints one line `RESULT {...}`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from agentrl_jax.batch import Source, TokenBatch
@@ -105,7 +104,7 @@ def make_batch(groups: Sequence[Sequence[Trajectory]], advantages: np.ndarray, w
 
 def prepare(
     data: dict[str, np.ndarray], model: Path, *, width: int | None = None, micro_rows: int | None = None,
-    remat: bool | str = False, chunk: int = 2048, share: bool = True,
+    remat: bool | str = False, chunk: int = 256, share: bool = True,
 ) -> Work:  # fmt: skip
     """The first state and the batch. The width is the longest trajectory's by default, and all rows one micro-batch."""
     raw = json.loads((model / "config.json").read_text())
@@ -127,7 +126,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--reps", type=int, default=2)
     parser.add_argument("--remat", nargs="?", const="full", default="none", help="what the backward pass recomputes")
-    parser.add_argument("--chunk", type=int, default=2048, help="tokens projected to the vocabulary at once")
+    parser.add_argument("--chunk", type=int, default=256, help="tokens projected to the vocabulary at once")
     parser.add_argument("--width", type=int, help="tokens a row")
     parser.add_argument("--micro-rows", type=int, help="rows a micro-batch")
     parser.add_argument("--prompts", choices=("shared", "copied"), default="shared")
@@ -168,7 +167,12 @@ def main() -> None:
     if watch is not None and emit is not None:
         emit(**fields, **watch.fields())
         return
-    fields |= {"wall_s": wall, "cpu_s": cpu, "median_s": statistics.median(wall), "median_cpu_s": statistics.median(cpu)}
+    fields |= {
+        "wall_s": wall,
+        "cpu_s": cpu,
+        "median_s": statistics.median(wall),
+        "median_cpu_s": statistics.median(cpu),
+    }
     fields["peak_rss_gib"] = round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20, 3)
     print("RESULT " + json.dumps(fields), flush=True)
 

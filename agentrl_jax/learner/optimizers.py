@@ -165,7 +165,7 @@ def _unit_rms(path: Any, update: Any) -> Any:
 def _clipped(max_grad_norm: float | None, *parts: optax.GradientTransformation) -> optax.GradientTransformation:
     if max_grad_norm is None:
         return optax.chain(*parts) if len(parts) > 1 else parts[0]
-    return optax.chain(optax.clip_by_global_norm(max_grad_norm), *parts)
+    return optax.chain(_clip(max_grad_norm), *parts)
 
 
 def _rate(
@@ -180,6 +180,19 @@ def _rate(
     # One step short of `warmup`, so that the first update already moves the params.
     ramp = optax.linear_schedule(rate / max(warmup, 1), rate, max(warmup - 1, 1))
     return optax.join_schedules([ramp, after], [warmup]) if warmup else after
+
+
+def _clip(most: float) -> optax.GradientTransformation:
+    """`optax.clip_by_global_norm` with one division for all: a compiler repeats a product wherever it is read, but
+    keeps a quotient, which here would be a second copy of the gradients."""
+
+    def clip(grads: Any, params: Any) -> Any:
+        del params
+        norm = optax.tree.norm(grads)
+        factor = jnp.where(norm < most, 1.0, most / norm)
+        return jax.tree.map(lambda g: g * factor.astype(g.dtype), grads)
+
+    return optax.stateless(clip)
 
 
 def _check(name: str, rate: float, warmup: int, total: int | None, schedule: str, max_grad_norm: float | None) -> None:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
-from jax import Array
+from jax import Array, lax
 from jax.sharding import NamedSharding
 
 from agentrl_jax.batch import TokenBatch
@@ -46,19 +46,34 @@ class StepInfo(NamedTuple):
 
 
 class Update:
-    """Three device functions, each compiled once per run: `start`, `accumulate`, `apply`; `step` runs all three.
+    """Device functions, each compiled once per run: `start`, `accumulate` and `apply`; `step` runs all three.
+
+    A batch that is one micro-batch is not added to zeros: `step` runs `gradients` in place of the first two, and the
+    gradients are there once instead of twice.
 
     Whatever sharding params, state and batch arrive with at the first call is the one that results keep.
     """
 
-    def __init__(self, accumulate: Callable[..., Any], apply: Callable[..., Any], start: Callable[..., Any]) -> None:
-        self._start = Placed(start, placement=lambda params: (placed(params), beside(params), beside(params)))
+    def __init__(
+        self, gradients: Callable[..., Any], accumulate: Callable[..., Any], apply: Callable[..., Any],
+        start: Callable[..., Any], micro_rows: int,
+    ) -> None:  # fmt: skip
+        def beginning(params: Any, *_: Any) -> Accumulator:
+            return Accumulator(placed(trained(params)), beside(params), beside(params))  # pyright: ignore
+
+        self._micro_rows = micro_rows
+        self._start = Placed(start, placement=beginning)
+        self._gradients = Placed(gradients, placement=beginning, static=(3,))
         self._accumulate = Placed(accumulate, donate=(1,), placement=lambda _, acc, *rest: placed(acc), static=(4,))
         self._apply = Placed(apply, donate=(0,), placement=lambda state, acc: (placed(state), beside(state)))
 
     def start(self, params: Any) -> Accumulator:
         """Zero gradients, loss and metrics."""
-        return Accumulator(*self._start(trained(params)))
+        return self._start(trained(params))
+
+    def gradients(self, params: Any, batch: TokenBatch, row: int | Array) -> Accumulator:
+        """Gradient, loss and metrics of the micro-batch that begins at `row`."""
+        return self._gradients(params, batch, put_row(row, params), rows_sharding(batch))
 
     def accumulate(self, params: Any, acc: Accumulator, batch: TokenBatch, row: int | Array) -> Accumulator:
         """Add the gradient, loss and metrics of the micro-batch that begins at `row`. Consumes `acc`."""
@@ -74,26 +89,39 @@ class Update:
 
     def step(self, state: LearnerState, batch: TokenBatch, rows: Iterable[int]) -> tuple[LearnerState, StepInfo]:
         """`start`, `accumulate` for every micro-batch that begins at one of `rows`, `apply`."""
+        rows = tuple(rows)
+        if len(rows) == 1 and self._is_whole(batch):
+            return self.apply(state, self.gradients(state.params, batch, rows[0]))
         acc = self.start(state.params)
         for row in rows:
             acc = self.accumulate(state.params, acc, batch, row)
         return self.apply(state, acc)
 
+    def _is_whole(self, batch: TokenBatch) -> bool:
+        """Whether the batch is a single micro-batch: the same for all batches of a run."""
+        return batch.tokens.shape[0] == self._micro_rows
+
     def traced(self, state: LearnerState, batch: TokenBatch) -> dict[str, Any]:
-        """`jax.stages.Traced` of `accumulate` and `apply` for shapes that say where their arrays would lie."""
+        """`jax.stages.Traced` for shapes that say where their arrays would lie: of `accumulate`, or what `step` runs in
+        its place, and of `apply`."""
         learned, aside = trained(state.params), beside(state.params)
         grads, *rest = jax.eval_shape(self._start.function, learned)
         grads = jax.tree.map(lambda g, p: jax.ShapeDtypeStruct(g.shape, g.dtype, sharding=p.sharding), grads, learned)
         rest = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=aside), rest)
         acc, row = Accumulator(grads, *rest), jax.ShapeDtypeStruct((), jnp.int32, sharding=aside)
-        return {
-            "accumulate": self._accumulate.trace(state.params, acc, batch, row, rows_sharding(batch)),
-            "apply": self._apply.trace(state._replace(params=learned), acc),
-        }
+        where = batch, row, rows_sharding(batch)
+        if self._is_whole(batch):
+            summing = self._gradients.trace(state.params, *where)
+        else:
+            summing = self._accumulate.trace(state.params, acc, *where)
+        return {"accumulate": summing, "apply": self._apply.trace(state._replace(params=learned), acc)}
 
     def cache_sizes(self) -> dict[str, int]:
-        """How many times each function was compiled; more than 1 is a defect."""
-        return {"start": self._start.size(), "accumulate": self._accumulate.size(), "apply": self._apply.size()}
+        """How many times each function that ran was compiled; more than 1 is a defect."""
+        summing = {"start": self._start, "gradients": self._gradients, "accumulate": self._accumulate}
+        return {
+            name: function.size() for name, function in (*summing.items(), ("apply", self._apply)) if function.size()
+        }
 
 
 def make_update(
@@ -122,36 +150,46 @@ def make_update(
       An `Update`.
     """
 
-    def start(params: Any) -> tuple[Any, Array, Metrics]:
+    def start(params: Any) -> Accumulator:
         table = jax.ShapeDtypeStruct((micro_rows, 2), jnp.float32)
         _, figures = jax.eval_shape(loss_fn, table, table if needs_entropy else None, _example(micro_rows))
         grads = jax.tree.map(lambda p: jnp.zeros(p.shape, jnp.float32), params)
-        return grads, jnp.zeros((), jnp.float32), metrics.empty(figures)
+        return Accumulator(grads, jnp.zeros((), jnp.float32), metrics.empty(figures))
 
-    def accumulate(
-        params: Any, acc: Accumulator, batch: TokenBatch, row: Array, rows: NamedSharding | None
-    ) -> Accumulator:
+    def gradients(params: Any, batch: TokenBatch, row: Array, rows: NamedSharding | None) -> Accumulator:
         part = slice_rows(batch, row, micro_rows, rows)
 
         def loss(learned: Any) -> tuple[Array, Metrics]:
             return scorer.loss(loss_fn, with_trained(params, learned), part, entropy=needs_entropy)
 
         (value, figures), grads = jax.value_and_grad(loss, has_aux=True)(trained(params))
-        summed = jax.tree.map(lambda total, g: total + g.astype(jnp.float32), acc.grads, grads)
-        return Accumulator(summed, acc.loss + value, metrics.merge(acc.metrics, figures))
+        return Accumulator(jax.tree.map(lambda g: g.astype(jnp.float32), grads), value, figures)
+
+    def accumulate(
+        params: Any, acc: Accumulator, batch: TokenBatch, row: Array, rows: NamedSharding | None
+    ) -> Accumulator:
+        grads, value, figures = gradients(params, batch, row, rows)
+        return Accumulator(
+            jax.tree.map(jnp.add, acc.grads, grads), acc.loss + value, metrics.merge(acc.metrics, figures)
+        )
+
+    def moved(state: LearnerState, summed: Any) -> tuple[LearnerState, Array]:
+        grads = jax.tree.map(lambda g, p: g.astype(p.dtype), summed, updated(state.params, state.opt_state))
+        with jax.numpy_dtype_promotion("standard"):  # optax raises floats to integer step counts
+            updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
+        new = LearnerState(applied(state.params, updates, opt_state), opt_state, state.step + 1)
+        return new, optax.tree.norm(updates).astype(jnp.float32)
 
     def apply(state: LearnerState, acc: Accumulator) -> tuple[LearnerState, StepInfo]:
         state = state._replace(opt_state=on_device(state.opt_state))
-        grads = jax.tree.map(lambda g, p: g.astype(p.dtype), acc.grads, updated(state.params, state.opt_state))
-        with jax.numpy_dtype_promotion("standard"):  # optax raises floats to integer step counts
-            updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
         grad_norm = optax.tree.norm(acc.grads)
         finite = jnp.isfinite(grad_norm) & jnp.isfinite(acc.loss)
-        new = LearnerState(applied(state.params, updates, opt_state), opt_state, state.step + 1)
-        state = jax.tree.map(lambda after, before: jnp.where(finite, after, before), new, state)
-        return state, StepInfo(finite, grad_norm, optax.tree.norm(updates), acc.loss, acc.metrics)
+        # A branch, not a choice between old and new numbers afterwards: that would keep a copy of both moments.
+        kept = lambda state, _: (state, jnp.zeros((), jnp.float32))  # noqa: E731
+        state, update_norm = lax.cond(finite, moved, kept, state, acc.grads)
+        return state, StepInfo(finite, grad_norm, update_norm, acc.loss, acc.metrics)
 
-    return Update(accumulate, apply, start)
+    return Update(gradients, accumulate, apply, start, micro_rows)
 
 
 def _example(rows: int) -> TokenBatch:

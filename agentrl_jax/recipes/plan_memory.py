@@ -14,6 +14,7 @@ from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 from agentrl_jax import sharding
 from agentrl_jax.batch import TokenBatch
 from agentrl_jax.errors import UserError
+from agentrl_jax.kernels.head import columns_of, dividing
 from agentrl_jax.kernels.kept import words
 from agentrl_jax.learner.placement import in_memory, placed_like
 from agentrl_jax.learner.state import LearnerState
@@ -188,8 +189,8 @@ def transient(config: RunConfig, model: llama.LlamaConfig, mesh: Any, found: Par
     grads = held("gradients", found.grads).bytes
     head = _head(config, model, mesh)
     programs = {"update": grads + _activations(config, model, mesh) + head["logits"] + head["gradient"]}
-    # The clipped gradients and the updates, and the state where it is brought in; the rest is fused or donated.
-    programs["apply"] = 2 * grads + offloaded(found)
+    # The updates, and the state where it is brought in; the rest is fused or donated.
+    programs["apply"] = grads + offloaded(found)
     if config.loop is not None and (rescored(config.loop) or config.loop.objective.kl is not None):
         programs["score"] = _activations(config, model, mesh, kept=False) + head["logits"]
     if found.sampler is not None:
@@ -211,11 +212,19 @@ def _activations(config: RunConfig, model: llama.LlamaConfig, mesh: Any, *, kept
 
 
 def _head(config: RunConfig, model: llama.LlamaConfig, mesh: Any) -> dict[str, int]:
-    stage = settings(config)
-    columns = min(stage.width, max(1, config.logprob_chunk // stage.micro_rows))
-    tokens = columns * max(1, stage.micro_rows // row_shares(mesh))
+    tokens = head_chunks(config, mesh)[0]
     share = -(-model.vocab_size // mesh.shape["tensor"])
     return {"logits": 3 * tokens * share * 4, "gradient": share * model.width * 4}
+
+
+def head_chunks(config: RunConfig, mesh: Any) -> tuple[int, int]:
+    """How many tokens of a device the loss head projects at once, and how often it does where all are actions."""
+    stage = settings(config)
+    split = dividing({axis: mesh.shape[axis] for axis in sharding.axes_of("rows")}, stage.micro_rows)
+    shares = math.prod(mesh.shape[axis] for axis in split)
+    tokens = stage.micro_rows * stage.width
+    columns = columns_of(tokens, config.logprob_chunk, shares)
+    return columns, -(-tokens // shares // columns)
 
 
 def _params(config: RunConfig, model: llama.LlamaConfig, mesh: Any) -> Any:

@@ -42,8 +42,7 @@ def programs(config: RunConfig, model: llama.LlamaConfig, mesh: Any, sampler_mes
     update = rl.update_of(loop, scorer) if loop is not None else sft.update_of(stage, scorer)  # pyright: ignore
     micro = memory.batch_rows(config) // stage.micro_rows
     updates = 1 if loop is None else loop.updates_per_batch
-    columns = min(stage.width, max(1, config.logprob_chunk // stage.micro_rows))
-    chunks = -(-stage.width // columns)
+    chunks = memory.head_chunks(config, mesh)[1]
     traced = update.traced(found.state, found.batch)
     listed = [
         Program("update", traced["accumulate"], micro * updates, chunks),

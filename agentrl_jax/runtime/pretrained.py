@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,6 @@ from agentrl_jax.models.llama import LlamaConfig, Params
 from agentrl_jax.models.tensors import Tensor
 from agentrl_jax.runtime import tensor_files
 from agentrl_jax.runtime.tensor_files import Stored, read_json, write_json
-
-_ALIGNED = 64  # bytes; the CPU backend takes such a buffer as it is, without a copy
 
 
 def load(
@@ -193,29 +192,24 @@ def _place(
     whole = tuple(slice(0, size) for size in shape)
     devices = {None: whole} if sharding is None else sharding.addressable_devices_indices_map(shape)
     regions = {device: _region(shape, where) for device, where in devices.items()}
-    buffers = {region: _empty([stop - start for start, stop in region], dtype) for region in set(regions.values())}
+    buffers = {region: np.empty([stop - start for start, stop in region], dtype) for region in set(regions.values())}
     for index, part in parts:
         for region, buffer in buffers.items():
             leading, rest = region[: len(index)], region[len(index) :]
             if all(start <= i < stop for i, (start, stop) in zip(index, leading, strict=True)):
                 at = tuple(i - start for i, (start, _) in zip(index, leading, strict=True))
                 buffer[at] = part[tuple(slice(start, stop) for start, stop in rest)]
+    # Copied: an update writes new params over the old ones, but never into numpy's memory, which a CPU would share.
+    put = partial(jax.device_put, may_alias=False)
     if sharding is None:
-        return jax.block_until_ready(jax.device_put(buffers[regions[None]]))
-    arrays = [jax.device_put(buffers[region], device) for device, region in regions.items()]
+        return jax.block_until_ready(put(buffers[regions[None]]))
+    arrays = [put(buffers[region], device) for device, region in regions.items()]
     jax.block_until_ready(arrays)  # or the next parameter would be staged beside this one
     return jax.make_array_from_single_device_arrays(shape, sharding, arrays)
 
 
 def _region(shape: tuple[int, ...], where: Sequence[slice]) -> tuple[tuple[int, int], ...]:
     return tuple(s.indices(size)[:2] for s, size in zip(where, shape, strict=True))
-
-
-def _empty(shape: Sequence[int], dtype: Any) -> np.ndarray:
-    count = int(np.prod(shape)) * dtype.itemsize
-    raw = np.empty(count + _ALIGNED, np.uint8)
-    start = -raw.ctypes.data % _ALIGNED
-    return raw[start : start + count].view(dtype).reshape(shape)
 
 
 def _nested(leaves: dict[tuple[str, ...], Any]) -> Params:

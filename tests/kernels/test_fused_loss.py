@@ -256,6 +256,19 @@ def test_rows_sharded_under_jit_and_pmap_give_the_same_numbers(draw, form):
     jax.tree.map(close, summed, (value, expected))
 
 
+def test_rows_are_joined_on_each_device_and_not_across_devices(draw):
+    """As many chunks as the fullest device needs, and no hidden state travels."""
+    sample = draw(11, rows=8)
+    mesh = Mesh(np.asarray(jax.devices()[:4]), ("data",))
+    put = lambda tree, spec: jax.device_put(tree, NamedSharding(mesh, spec))  # noqa: E731
+    rows = P("data")
+    inputs = (sample.hidden, sample.head, sample.columns, data_of(sample.mask))
+    program = gradients("single_pass", 8).lower(*map(put, inputs, (rows, P(), rows, rows))).compile()
+    crossing = hlo.collectives(program.as_text())
+    assert {kind for kind, _ in crossing} == {"all-reduce"}
+    assert max(size for _, size in crossing) <= sample.head.size
+
+
 @pytest.mark.parametrize(("length", "vocabulary", "width", "chunk"), [(2048, 4096, 32, 128), (32768, 151936, 64, 1024)])
 def test_p52_one_pass_holds_no_logits_of_the_whole_row_and_takes_three_matmuls(length, vocabulary, width, chunk):
     shape = jax.ShapeDtypeStruct

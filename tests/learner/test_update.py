@@ -155,6 +155,17 @@ def test_p23_p24_packing_and_micro_batches_change_neither_loss_nor_gradient(para
     same(gradient(params, apart, ROWS), whole)
 
 
+def test_a_batch_of_one_micro_batch_is_not_added_to_zeros(params):
+    batch = credited(OBJECTIVES["token_mean"], pack(trajectories(), share=True))
+    update = updates(ROWS)
+    same(update.gradients(params, batch, 0), gradient(params, batch, ROWS))
+    alone, apart = (
+        updates(rows).step(init_state(SGD, clone(params)), batch, range(0, ROWS, rows)) for rows in (ROWS, 2)
+    )
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-6), alone[0], apart[0])
+    assert "gradients" in update.cache_sizes() and "gradients" not in updates(2).cache_sizes()
+
+
 def test_eight_devices_change_neither_loss_nor_gradient_nor_placement(params):
     objective = OBJECTIVES["sequence_mean"]
     batch = credited(objective, pack(trajectories(), share=True))
@@ -229,7 +240,7 @@ def test_a_gradient_that_is_not_finite_changes_nothing(params):
     for poison in (np.nan, np.inf):
         poisoned = batch._replace(weights=batch.weights.at[action].set(poison))
         state, info = update.step(state, poisoned, [0])
-        assert not info.to_host()["finite"]
+        assert not info.to_host()["finite"] and info.to_host()["update_norm"] == 0
         jax.tree.map(np.testing.assert_array_equal, jax.device_get(state), kept)
     state, info = update.step(state, batch, [0])
     assert info.to_host()["finite"] and int(state.step) == 1
