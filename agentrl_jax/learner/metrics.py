@@ -24,6 +24,14 @@ def merge(one: Metrics, other: Metrics) -> Metrics:
     )
 
 
+def merged(parts: Metrics) -> Metrics:
+    """Metrics whose leaves have a dimension of disjoint parts in front -> metrics of all parts, as `merge` adds them."""
+    return Metrics(
+        sums=jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0), parts.sums),
+        maxima=jax.tree.map(lambda leaf: jnp.max(leaf, axis=0), parts.maxima),
+    )
+
+
 def to_host(metrics: Metrics) -> dict[str, float]:
     """Means and maxima as Python floats; a mean over nothing is left out. One explicit transfer."""
     sums, maxima = jax.device_get((metrics.sums, metrics.maxima))

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from agentrl_jax.kernels.kept import words
 from agentrl_jax.models import llama
+from agentrl_jax.recipes import meshes
 from agentrl_jax.recipes import policy as policies
 from agentrl_jax.recipes.checks import check, check_environment
 from agentrl_jax.recipes.config import PretrainedPolicy, RunConfig, stage_name
@@ -49,11 +50,12 @@ def token_budget(config: RunConfig) -> dict[str, int]:
 
 
 def estimated_memory(config: RunConfig, model: llama.LlamaConfig, parameters: int, trained: int) -> dict[str, int]:
-    """Bytes that live together: params, gradients and two moments of what is trained; the sampler's copy and cache,
-    and activations, in the compute dtype; logits; and kept sets, a bit for each token of the vocabulary."""
+    """Bytes that live together on a device: params, gradients and two moments of what is trained; the sampler's copy
+    and cache, and activations, in the compute dtype; logits; and kept sets, a bit for each token of the vocabulary."""
     r, computed = config.rollout, jnp.dtype(model.compute_dtype).itemsize
     here = config.external.url is None  # else the sampler lives on a server
-    cache = 2 * model.layers * r.slots * r.context * model.kv_heads * model.head_width * computed
+    slots = r.slots * r.tensor / len(meshes.samplers(config))  # that one device's pages are worth
+    cache = int(2 * model.layers * slots * r.context * model.kv_heads // r.tensor * model.head_width * computed)
     shapes = [(s.micro_rows, s.width) for s in (config.sft, config.loop) if s is not None]
     per_layer = 6 * model.width + 3 * model.mlp_width
     layers = 1 if config.remat in (True, "full") else model.layers
@@ -72,10 +74,13 @@ def estimated_memory(config: RunConfig, model: llama.LlamaConfig, parameters: in
     columns = 0 if loop is None or not r.records else loop.tasks * loop.group * segments * loop.width
     parts = {
         "learner": (parameters + 3 * trained) * _BYTES,
-        "sampler": parameters * computed * here,
+        "sampler": parameters * computed * here // r.tensor,
         "cache": cache * here,
         "activations": activations,
         "logits": logits,
         "kept_sets": columns * words(model.vocab_size) * _BYTES,
     }
-    return parts | {"total": sum(parts.values())}
+    sampling = parts["sampler"] + parts["cache"]
+    learning = sum(parts.values()) - sampling
+    together = max(sampling, learning) if config.placement == "split" else sampling + learning
+    return parts | {"total": together}

@@ -15,8 +15,9 @@ import optax
 
 from agentrl_jax import sharding
 from agentrl_jax.errors import UserError
+from agentrl_jax.learner.placement import placed
 from agentrl_jax.learner.score import Scorer
-from agentrl_jax.learner.state import LearnerState
+from agentrl_jax.learner.state import LearnerState, init_state
 from agentrl_jax.models.lora import trained, with_trained
 from agentrl_jax.protocol import Suite
 from agentrl_jax.recipes.config import RunConfig
@@ -107,8 +108,14 @@ class Run:
                 if isinstance(self.engine, ExternalSampler):  # what it takes is exported, not laid out for decoding
                     self.engine.publish(self.params, self.version)
                 else:
-                    self.engine.publish(publish(self.policy.model, self.params), self.version)
+                    self.engine.publish(self._laid_out(self.engine.sharding), self.version)
                 self.published = self.params
+
+    def _laid_out(self, sampling: Any) -> Any:
+        """The params as the sampler reads them: on its devices at once where they learn too, in the same order."""
+        if list(sampling.mesh.devices.flat) == list(self.mesh.devices.flat):
+            return publish(self.policy.model, self.params, sampling)
+        return publish(self.policy.model, self.params, self.everywhere, onto=sampling)
 
     def collect(self, plans: Sequence[EpisodePlan], *, temperature: float, cut: Cut) -> Iterator[Trajectory]:
         rollout = self.config.rollout
@@ -143,10 +150,9 @@ class Run:
         """
         settings = self.config.sft if self.stage == "sft" else self.config.loop
         assert settings is not None
-        opt_state = jax.jit(optimizer.init, out_shardings=self.everywhere)(trained(self.params))
-        state = LearnerState(self.params, opt_state, jax.device_put(np.int32(0), self.everywhere))
-        copied = jax.jit(lambda part: jax.tree.map(jnp.copy, part))
-        self.reference = with_trained(self.params, copied(trained(self.params))) if reference else None
+        state, learned = init_state(optimizer, self.params), trained(self.params)
+        copied = jax.jit(lambda part: jax.tree.map(jnp.copy, part), out_shardings=placed(learned))
+        self.reference = with_trained(self.params, copied(learned)) if reference else None
         start = 0
         if self.restored is not None:
             record, self.restored = self.restored, None

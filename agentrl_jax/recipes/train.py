@@ -12,14 +12,15 @@ from typing import Any
 
 import jax
 
-from agentrl_jax import __version__, sharding
+from agentrl_jax import __version__
 from agentrl_jax.errors import UserError
 from agentrl_jax.models import llama
 from agentrl_jax.models.lora import trained, with_trained
 from agentrl_jax.protocol import Suite
 from agentrl_jax.recipes import evaluate as evaluation
+from agentrl_jax.recipes import meshes
 from agentrl_jax.recipes import policy as policies
-from agentrl_jax.recipes.checks import check, check_devices, check_environment
+from agentrl_jax.recipes.checks import check, check_environment
 from agentrl_jax.recipes.config import RunConfig, stage_name
 from agentrl_jax.recipes.demonstrations import open_stores
 from agentrl_jax.recipes.directory import Source, claimed, discard, prepare, require_space
@@ -34,6 +35,7 @@ from agentrl_jax.rollout.ray_pool import RayPool
 from agentrl_jax.runtime.checkpoint import Checkpoints
 from agentrl_jax.runtime.clock import Clock
 from agentrl_jax.runtime.engine import Engine
+from agentrl_jax.runtime.fleet import spread
 from agentrl_jax.runtime.grammars import Grammars
 from agentrl_jax.runtime.interrupts import Interrupted, Interrupts
 from agentrl_jax.runtime.progress import Progress
@@ -51,6 +53,7 @@ def train(
     Raises `UserError` for anything the user can put right, before anything is written.
     """
     suite, policy = resolve(config)
+    meshes.check_mesh(config, policy.model)
     if not resume:  # a run that goes on may have learned from them already
         open_stores(config, policy)
     require_space(directory, config.rollout.free_space_gb)
@@ -115,7 +118,6 @@ def resolve(config: RunConfig) -> tuple[Suite, policies.Policy]:
     check(config)
     suite = config.environment.load()
     check_environment(config, suite)
-    check_devices(config, jax.device_count())
     try:
         return suite, policies.describe(config, suite)
     except ValueError as error:
@@ -134,8 +136,7 @@ def open_run(
     quiet: bool,
     evaluating: bool = False,
 ) -> Run:
-    mesh = sharding.make_mesh()
-    everywhere = sharding.replicated(mesh)
+    mesh = meshes.make(config)
     c = config.checkpoints
     checkpoints = Checkpoints(directory / "checkpoints", keep=c.keep, best=c.best, read_only=evaluating)
     stack.callback(checkpoints.close)
@@ -144,7 +145,7 @@ def open_run(
     external = stack.enter_context(open_sampler(config, policy, directory)) if config.external.url is not None else None
     kept = None if config.store is None or evaluating else open_store(config, policy, directory, resume=resume)
     store = None if kept is None else stack.enter_context(kept)
-    params = policies.initial_params(config, policy, everywhere)
+    params = policies.initial_params(config, policy, meshes.placement(config, policy.model, mesh))
     r = config.rollout
     deadlines = Deadlines(
         start=r.start_deadline_s, reset=r.step_deadline_s, step=r.step_deadline_s, verify=r.step_deadline_s
@@ -165,7 +166,7 @@ def open_run(
         directory=directory,
         suite=suite,
         policy=policy,
-        engine=external or _engine(config, policy, everywhere, grammars),
+        engine=external or _engine(config, policy, grammars),
         pool=pool,
         sinks=stack.enter_context(RunSinks(directory / "evaluation" if evaluating else directory)),
         progress=stack.enter_context(Progress(config.name, quiet=quiet)),
@@ -186,7 +187,7 @@ def open_run(
     return run
 
 
-def _engine(config: RunConfig, policy: policies.Policy, everywhere: Any, grammars: Grammars | None) -> Engine:
+def _engine(config: RunConfig, policy: policies.Policy, grammars: Grammars | None) -> Engine:
     r = config.rollout
     return Engine(
         policy.model,
@@ -197,7 +198,7 @@ def _engine(config: RunConfig, policy: policies.Policy, everywhere: Any, grammar
         decode_steps=r.decode_steps,
         stop_ids=policy.renderer.stop_ids,
         seed=config.seed,
-        sharding=everywhere,
+        sharding=spread(meshes.samplers(config), r.tensor),
         grammars=grammars,
     )
 
@@ -255,6 +256,7 @@ def _index(config: RunConfig, stage: str) -> int:
 def evaluate_run(config: RunConfig, directory: Path) -> dict[str, Any]:
     """Evaluate the newest checkpoint of a run with the `evaluation` settings of `config`; the run is left as it is."""
     suite, policy = resolve(config)
+    meshes.check_mesh(config, policy.model)
     if not any((directory / "checkpoints").glob("[0-9]*")):
         raise UserError(f"{directory}: no checkpoint to evaluate yet; let the run reach one (checkpoints.every)")
     with ExitStack() as stack:

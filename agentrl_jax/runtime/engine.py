@@ -8,56 +8,33 @@ Batches of different size are used only if they give the same bits, which is tri
 from __future__ import annotations
 
 import hashlib
-import math
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
 
 from agentrl_jax.models.decoder import DecoderConfig
 from agentrl_jax.rollout.sampling import Partial, Sample, SampleRequest, Stop, pack_kept
-from agentrl_jax.runtime.grammars import Grammars, Matcher
+from agentrl_jax.runtime.fleet import COLUMNS, SPLIT, WHOLE, Fleet
+from agentrl_jax.runtime.grammars import Grammars
 from agentrl_jax.runtime.paging import PageBook, digests
+from agentrl_jax.runtime.slots import Slot, refusal
 from agentrl_jax.sampler import decode as sampler
 from agentrl_jax.sampler import pages as paged
-from agentrl_jax.sampler import placement
 from agentrl_jax.sampler.pages import PAGE
 from agentrl_jax.sampler.select import Cuts
 
 ROWS = (8, 16, 24, 32)  # sizes of a decode batch; on a CPU 64 rows are no cheaper than twice 32
+T = TypeVar("T")
+Places = list[tuple[int, T]]  # (row, what is there)
+Tile = tuple[list[int], int, list[int]]  # (pages, start, tokens)
 _COPIES = 8  # pages copied by one dispatch
 _STOPS = 8  # a request's own stop ids that the device looks at; the host looks at all
-
-
-@dataclass
-class _Slot:
-    """The host's view of one slot. Its pages hold `length` tokens; `pending` come next, the last is decoded from."""
-
-    length: int = 0
-    pages: list[int] = field(default_factory=list)
-    pending: deque[int] = field(default_factory=deque)
-    request: SampleRequest | None = None
-    source: int | None = None  # the slot whose prompt is to be shared
-    failed: tuple[int, ...] | None = None  # the ids of a fresh request that was refused
-    key: tuple[int, int] = (0, 0)
-    room: int = 0  # tokens the context still holds when the turn starts
-    ids: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    raw_logprobs: list[float] = field(default_factory=list)
-    versions: list[int] = field(default_factory=list)
-    kept: list[bytes] = field(default_factory=list)
-    matcher: Matcher | None = None  # where its turn stands in the request's grammar
-    allowed: Any = None  # u32[ceil(V / 32)] the tokens that the matcher lets come next
-
-    @property
-    def remaining(self) -> int:
-        """Tokens the turn may still draw."""
-        return 0 if self.request is None else min(self.request.max_tokens, self.room) - len(self.ids)
 
 
 @dataclass
@@ -88,8 +65,12 @@ class Engine:
     page ends with an error, and its slot is empty. `text_of` gives the text of ids, which stop strings need, and
     `grammars` reads the grammars of requests. A turn with a grammar is decoded apart from those without, one token a
     dispatch, since the host names the tokens that may come next; its functions are compiled only with `grammars`.
-    `sharding` is one placement for everything but weights and pages, which a `tensor` axis of its mesh splits
-    (`sampler.placement`). Call `publish` before `advance`.
+
+    `sharding` is the placement of what is whole. With that of `fleet.spread` over n devices each of them has Q / n of
+    the slots, in order, with `pages`, `bank` and `rows` of its own, and a dispatch is one for all of them. Which device
+    a slot is on changes none of its bits. Slots of one device share a prompt; a group over several is prefilled once
+    on each. A `tensor` axis of its mesh splits weights and pages (`sampler.placement`), over as many devices in the
+    place of each. Call `publish` before `advance`.
     """
 
     def __init__(
@@ -102,34 +83,45 @@ class Engine:
         self._config, self._slots_count, self._context = model_config, slots, context
         self._bank, self._chunk, self._steps, self._seed = bank, prefill_chunk, decode_steps, seed
         self._stop_ids, self._text_of, self._keep = frozenset(stop_ids), text_of, keep_across_versions
-        self._slots = [_Slot() for _ in range(slots)]
+        # One placement for everything, or a first call would compile apart from the rest.
+        self._fleet = Fleet(sharding)
+        n = self._fleet.count
+        if slots % n:
+            raise ValueError(f"Engine: slots={slots}: expected a multiple of the {n} devices")
+        self._width = -(-context // PAGE)
+        count = (slots // n * self._width if pages is None else pages) + 1
+        books = [PageBook(count) for _ in range(n)]
+        self._books, self._per = books, slots // n
+        self._slots = [Slot(q // self._per, books[q // self._per]) for q in range(slots)]
         self._finished: list[Sample] = []
         self._params: Any = None
         self._version = -1
         self.counters = Counters()
-        self._sharding = sharding  # one placement for everything, or a first call would compile apart from the rest
-        self._width = -(-context // PAGE)
-        count = slots * self._width + 1 if pages is None else pages + 1
-        self._book = PageBook(count)
-        self._copies: list[tuple[int, int]] = []  # (source, target) pages, to be done before anything is written
-        pools = placement.pools(sharding)
-        self._pools = jax.jit(partial(sampler.allocate, model_config, count), out_shardings=pools)()
-        self._prefill = jax.jit(partial(sampler.prefill, model_config), donate_argnums=1, out_shardings=pools)
-        # A partial of its own each: jit shares what it compiled, and its count, between wrappers of one function.
-        self._copy = jax.jit(partial(paged.copy), donate_argnums=0, out_shardings=pools)
+        # By device: (source, target) pages, to be done before anything is written.
+        self._copies: list[list[tuple[int, int]]] = [[] for _ in books]
         self._grammars = grammars
-        sizes = _sizes(rows, slots)
-        if model_config.compute_dtype == "bfloat16" and jax.default_backend() == "cpu":
+        self._compile(n * count, _sizes(rows, slots))
+
+    def _compile(self, pages: int, sizes: list[int]) -> None:
+        """The device functions, and pools of so many pages over all devices."""
+        config, fleet = self._config, self._fleet
+        self._pools = jax.jit(partial(sampler.allocate, config, pages), out_shardings=fleet.pools)()
+        self._prefill = fleet.jit(partial(sampler.prefill, config), (WHOLE, *[SPLIT] * 5), SPLIT, fleet.pools, 1)
+        self._copy = fleet.jit(paged.copy, (SPLIT, SPLIT, SPLIT), SPLIT, fleet.pools, 0)
+        if config.compute_dtype == "bfloat16" and jax.default_backend() == "cpu":
             sizes = sizes[-1:]  # sums in bf16 differ with the size there: `_warm_up` would compile all to keep one
+        stop_ids = tuple(sorted(self._stop_ids))
 
-        def by_size(steps: int) -> dict[int, Any]:
-            fixed = partial(sampler.decode, model_config, steps=steps, stop_ids=tuple(sorted(self._stop_ids)))
-            places = (pools, sharding)
-            return {size: jax.jit(partial(fixed), donate_argnums=1, out_shardings=places) for size in sizes}
+        def by_size(steps: int, arguments: int) -> dict[int, Any]:
+            def decode(params: Any, pools: Any, rows: Any, floor: jax.Array, *allowed: jax.Array) -> Any:
+                return sampler.decode(config, params, pools, rows, floor[0], steps, stop_ids, *allowed)
 
-        self._decode = by_size(decode_steps)
-        self._held = {} if grammars is None else by_size(1)  # for turns with a grammar
-        self._warm = len(self._decode) == 1
+            specs, places = (WHOLE, *[SPLIT] * arguments), (fleet.pools, fleet.columns)
+            return {size: fleet.jit(decode, specs, (SPLIT, COLUMNS), places, 1) for size in sizes}
+
+        self._decode = by_size(self._steps, 3)
+        self._held = {} if self._grammars is None else by_size(1, 4)  # for turns with a grammar
+        self._warm = len(sizes) == 1
 
     @property
     def slots(self) -> int:
@@ -148,6 +140,11 @@ class Engine:
         return self._version
 
     @property
+    def sharding(self) -> Any:
+        """Where its devices are: what `publish` is to be given."""
+        return self._fleet.whole
+
+    @property
     def params(self) -> Any:
         """What was published last."""
         return self._params
@@ -155,17 +152,27 @@ class Engine:
     @property
     def free_pages(self) -> int:
         """Pages that neither a slot nor a remembered prompt holds."""
-        return self._book.free
+        return sum(book.free for book in self._books)
+
+    @property
+    def near(self) -> int:
+        """Slots in a row that are on one device, from slot 0 on; see `rollout.places`."""
+        return self._per
+
+    def shares(self, a: int, b: int) -> bool:
+        """Whether two slots can share what is computed: they are on one device."""
+        return a // self._per == b // self._per
 
     def publish(self, params: Any, version: int) -> None:
-        """Sample from these params (the layout of `runtime.publish.publish`) from the next dispatch on.
+        """Sample from these params (those of `runtime.publish.publish`) from the next dispatch on.
 
         Running turns keep their tokens and go on with the new params, named token by token in `Sample.versions`.
         What slots already hold was computed with the params of its time; start fresh contexts to be on-policy.
         """
-        self._params, self._version = params, version
+        self._params, self._version = self._fleet.adopt(self._config, params), version
         if not self._keep:
-            self._book.forget()
+            for book in self._books:
+                book.forget()
 
     def submit(self, request: SampleRequest) -> None:
         """Start a turn in an idle slot. Raises `ValueError` for a slot that is busy, unknown or empty.
@@ -175,9 +182,10 @@ class Engine:
         slot = self._check(request)
         slot.ids, slot.logprobs, slot.raw_logprobs, slot.versions, slot.kept = [], [], [], [], []
         slot.failed = slot.matcher = None
-        if refusal := self._refusal(request):
+        vocab, reads = self._config.vocab_size, self._text_of is not None
+        if reason := refusal(request, vocab=vocab, reads_text=reads, grammars=self._grammars):
             slot.failed = request.ids if request.fresh else None
-            return self._finish(request.slot, "error", refusal)
+            return self._finish(request.slot, "error", reason)
         if request.fresh:
             self._release(slot)
         if request.fork_from is not None:
@@ -186,8 +194,7 @@ class Engine:
         slot.request, slot.key = request, turn_key(self._seed, request.key)
         if request.grammar is not None and self._grammars is not None:
             slot.matcher = self._grammars.start(request.grammar)
-        led = request.share_with is not None and self._slots[request.share_with].request is not None
-        slot.source = request.share_with if led else None
+        slot.source = None if request.share_with is None else self._leader(request, request.share_with)
         slot.room = self._context - slot.length - len(slot.pending)
         if slot.room <= 0:
             held = slot.length + len(slot.pending)
@@ -222,8 +229,11 @@ class Engine:
         held = [q for q in running if self._slots[q].matcher is not None]
         free = [q for q in running if self._slots[q].matcher is None]
         for queue, functions in ((free, self._decode), (self._followed(held), self._held)):
-            for start in range(0, len(queue), largest := max(functions, default=1)):
-                self._sample(queue[start : start + largest], functions, only=len(queue) <= largest)
+            queues = [[q for q in queue if self._slots[q].device == n] for n in range(len(self._books))]
+            longest = max(map(len, queues))
+            for start in range(0, longest, largest := max(functions, default=1)):
+                now = [queue[start : start + largest] for queue in queues]
+                self._sample(now, functions, only=longest <= largest)
         finished, self._finished = self._finished, []
         return sorted(finished, key=lambda sample: sample.slot)
 
@@ -234,7 +244,7 @@ class Engine:
         functions |= {f"decode_held_{size}": function for size, function in self._held.items()}
         return {name: _compiled(function) for name, function in functions.items()}
 
-    def _check(self, request: SampleRequest) -> _Slot:
+    def _check(self, request: SampleRequest) -> Slot:
         if not 0 <= request.slot < self._slots_count:
             raise ValueError(f"SampleRequest.slot={request.slot}: expected 0..{self._slots_count - 1}")
         slot = self._slots[request.slot]
@@ -258,8 +268,10 @@ class Engine:
         other = self._slots[request.fork_from] if 0 <= request.fork_from < self._slots_count else None
         if other is None or request.fork_from == request.slot or other.request is not None or not other.pending:
             raise ValueError(f"{name}: expected another slot that is idle and holds tokens (slot {request.slot})")
+        if not self.shares(request.slot, request.fork_from):
+            raise ValueError(f"{name}: on another device than slot {request.slot}; ask shares(a, b)")
 
-    def _check_share(self, request: SampleRequest, source: _Slot) -> None:
+    def _check_share(self, request: SampleRequest, source: Slot) -> None:
         other = source.request
         same = other is not None and other.fresh and other.ids == request.ids and not other.shares
         if not (request.fresh and ((same and not source.ids) or source.failed == request.ids)):
@@ -268,42 +280,29 @@ class Engine:
                 f"has the same ids and shares with nobody (slot {request.slot})"
             )
 
-    def _refusal(self, request: SampleRequest) -> str | None:
-        """Why this request cannot be served, in one line."""
-        vocab = self._config.vocab_size
-        if not (math.isfinite(request.temperature) and request.temperature >= 0):
-            return f"temperature={request.temperature}: expected 0 (greedy) or more"
-        if request.top_k < 0:
-            return f"top_k={request.top_k}: expected 0 (off) or more"
-        if not 0 < request.top_p <= 1:
-            return f"top_p={request.top_p}: expected above 0, at most 1 (off)"
-        if not 0 <= request.min_p <= 1:
-            return f"min_p={request.min_p}: expected from 0 (off) to 1"
-        if request.ids and (min(request.ids) < 0 or max(request.ids) >= vocab):
-            return f"ids hold a token outside 0..{vocab - 1}: were they made by this model's tokenizer?"
-        if request.stop_strings and (self._text_of is None or "" in request.stop_strings):
-            return "stop_strings need strings that are not empty, and an engine that was given text_of"
-        if request.grammar is not None:
-            return self._grammar_refusal(request.grammar)
-        return None
+    def _leader(self, request: SampleRequest, named: int) -> int | None:
+        """The slot whose prompt this one takes up: `named`, or one like it on this slot's device; None: its own."""
+        if self.shares(request.slot, named):
+            return named if self._slots[named].request is not None else None
+        first = request.slot - request.slot % self._per
+        others = (q for q in range(first, first + self._per) if q != request.slot)
+        return next((q for q in others if self._leads(self._slots[q], request, named)), None)
 
-    def _grammar_refusal(self, grammar: str) -> str | None:
-        if self._grammars is None:
-            return "grammar needs an engine that was given grammars"
-        try:
-            self._grammars.start(grammar)
-        except ValueError as error:
-            return str(error)
-        return None
+    def _leads(self, slot: Slot, request: SampleRequest, named: int) -> bool:
+        other = slot.request
+        return (
+            other is not None and other.share_with == named and other.ids == request.ids
+            and slot.source is None and not slot.ids
+        )  # fmt: skip
 
-    def _release(self, slot: _Slot) -> None:
+    def _release(self, slot: Slot) -> None:
         for page in slot.pages:
-            self._book.drop(page)
+            slot.book.drop(page)
         slot.pages, slot.length, slot.pending = [], 0, deque()
 
-    def _share(self, slot: _Slot, other: _Slot) -> None:
+    def _share(self, slot: Slot, other: Slot) -> None:
         """The slot, which is empty, takes up all that another one holds; a page is copied when one writes to it."""
-        slot.pages = [self._book.hold(page) for page in other.pages[: -(-other.length // PAGE)]]
+        slot.pages = [slot.book.hold(page) for page in other.pages[: -(-other.length // PAGE)]]
         slot.length, slot.pending, slot.source = other.length, deque(other.pending), None
         self.counters.copied += slot.length
 
@@ -312,24 +311,24 @@ class Engine:
         slot = self._slots[q]
         end = slot.length + (min(self._steps, slot.remaining) if tokens is None else tokens)
         first = slot.length // PAGE
-        if first < len(slot.pages) and self._book.shared(slot.pages[first]):
-            page = self._book.take()
+        if first < len(slot.pages) and slot.book.shared(slot.pages[first]):
+            page = slot.book.take()
             if page is None:
                 return self._no_page(q)
-            self._copies.append((slot.pages[first], page))
-            self._book.drop(slot.pages[first])
+            self._copies[slot.device].append((slot.pages[first], page))
+            slot.book.drop(slot.pages[first])
             slot.pages[first] = page
         while len(slot.pages) * PAGE < end:
-            page = self._book.take()
+            page = slot.book.take()
             if page is None:
                 return self._no_page(q)
             slot.pages.append(page)
         return True
 
     def _no_page(self, q: int) -> bool:
-        pages = self._slots[q].pages
-        self._copies = [copy for copy in self._copies if copy[1] not in pages]
-        self._release(self._slots[q])
+        slot = self._slots[q]
+        self._copies[slot.device] = [copy for copy in self._copies[slot.device] if copy[1] not in slot.pages]
+        self._release(slot)
         self._finish(q, "error", "no page of the cache is free: raise pages, or run fewer slots")
         return False
 
@@ -340,63 +339,68 @@ class Engine:
         new = [slot for slot in waiting if slot.request and slot.request.fresh and not slot.pages and not slot.ids]
         for slot in new:
             self._recall(slot)
-        while any(_waits(slot) for slot in self._slots):
-            if tiles := self._tiles():  # none where those that waited found no page
+        while any(slot.waits for slot in self._slots):
+            if any(tiles := self._tiles()):  # none where those that waited found no page
                 self._prefill_tiles(tiles)
         for slot in new:
             if slot.request is not None and slot.request.fork_from is None:
-                self._book.remember(digests(slot.request.ids[: slot.length]), slot.pages)
+                slot.book.remember(digests(slot.request.ids[: slot.length]), slot.pages)
         for slot in self._slots:
             if slot.request is not None and slot.source is not None:
                 self._share(slot, self._slots[slot.source])
         jax.block_until_ready(self._pools)  # else its seconds would be booked on the decode that waits for it
         self.counters.prefill_s += time.perf_counter() - started
 
-    def _recall(self, slot: _Slot) -> None:
-        slot.pages = self._book.recall(digests(list(slot.pending)[:-1]))
+    def _recall(self, slot: Slot) -> None:
+        slot.pages = slot.book.recall(digests(list(slot.pending)[:-1]))
         slot.length = len(slot.pages) * PAGE
         self.counters.copied += slot.length
         for _ in range(slot.length):
             slot.pending.popleft()
 
-    def _tiles(self) -> list[tuple[list[int], int, list[int]]]:
-        """Up to `bank` tiles of what waits: (pages, start, tokens) each."""
-        tiles: list[tuple[list[int], int, list[int]]] = []
+    def _tiles(self) -> list[list[Tile]]:
+        """Up to `bank` tiles of what waits on each device."""
+        tiles: list[list[Tile]] = [[] for _ in self._books]
         for q, slot in enumerate(self._slots):
-            while _waits(slot):
-                if len(tiles) == self._bank:
-                    return tiles
+            mine = tiles[slot.device]
+            while slot.waits and len(mine) < self._bank:
                 if not self._reserve(q, len(slot.pending) - 1):  # all of them now: no tile may lose its pages
                     break
                 count = min(self._chunk, len(slot.pending) - 1)
-                tiles.append((slot.pages, slot.length, [slot.pending.popleft() for _ in range(count)]))
+                mine.append((slot.pages, slot.length, [slot.pending.popleft() for _ in range(count)]))
                 slot.length += count
         return tiles
 
-    def _prefill_tiles(self, tiles: list[tuple[list[int], int, list[int]]]) -> None:
+    def _prefill_tiles(self, tiles: list[list[Tile]]) -> None:
         self._copy_pages()
-        table = self._table([pages for pages, _, _ in tiles], self._bank)
-        tokens = np.zeros((self._bank, self._chunk), np.int32)
-        starts, counts = np.zeros(self._bank, np.int32), np.zeros(self._bank, np.int32)
-        for r, (_, start, ids) in enumerate(tiles):
+        places = _places(tiles, self._bank)
+        total = len(tiles) * self._bank
+        table = self._table([(r, pages) for r, (pages, _, _) in places], total)
+        tokens = np.zeros((total, self._chunk), np.int32)
+        starts, counts = np.zeros(total, np.int32), np.zeros(total, np.int32)
+        for r, (_, start, ids) in places:
             starts[r], counts[r], tokens[r, : len(ids)] = start, len(ids), ids
-        work = jax.device_put((table, starts, tokens, counts), self._sharding)
+        work = self._fleet.put((table, starts, tokens, counts))
         self._pools = self._prefill(self._params, self._pools, *work)
         self.counters.prefilled += int(counts.sum())
         self.counters.prefill_dispatches += 1
 
-    def _table(self, rows: list[list[int]], size: int) -> np.ndarray:
-        table = np.zeros((size, self._width), np.int32)
-        for r, pages in enumerate(rows):
+    def _table(self, rows: Iterable[tuple[int, list[int]]], total: int) -> np.ndarray:
+        table = np.zeros((total, self._width), np.int32)
+        for r, pages in rows:
             table[r, : len(pages)] = pages
         return table
 
     def _copy_pages(self) -> None:
-        while self._copies:
-            now, self._copies = self._copies[:_COPIES], self._copies[_COPIES:]
-            pairs = np.zeros((2, _COPIES), np.int32)
-            pairs[:, : len(now)] = np.asarray(now, np.int32).T
-            self._pools = self._copy(self._pools, *jax.device_put((pairs[0], pairs[1]), self._sharding))
+        while any(self._copies):
+            pairs = np.zeros((2, len(self._copies), _COPIES), np.int32)
+            for n, copies in enumerate(self._copies):
+                now, self._copies[n] = copies[:_COPIES], copies[_COPIES:]
+                pairs[:, n, : len(now)] = np.asarray(now, np.int32).reshape(-1, 2).T
+            self._dispatch_copies(pairs)
+
+    def _dispatch_copies(self, pairs: np.ndarray) -> None:
+        self._pools = self._copy(self._pools, *self._fleet.put((pairs[0].reshape(-1), pairs[1].reshape(-1))))
 
     def _followed(self, held: list[int]) -> list[int]:
         """Those whose grammar lets some token come next; the turns of the others end, each with an error."""
@@ -408,39 +412,44 @@ class Engine:
                 self._finish(q, "error", "the grammar leaves no token to go on with")
         return [q for q in held if self._slots[q].request is not None]
 
-    def _sample(self, running: list[int], functions: dict[int, Any], *, only: bool) -> None:
+    def _sample(self, running: list[list[int]], functions: dict[int, Any], *, only: bool) -> None:
+        """One dispatch: on each device a batch of its `running` slots, all of one size."""
         started = time.perf_counter()
-        size = min(size for size in functions if size >= len(running))
-        smaller = [other for other in functions if other < size]
-        floor = np.int32(max(smaller, default=0) if only and functions is self._decode else 0)
-        drawn = self._dispatch(functions, size, self._rows(running, size), floor, running)
-        requests = [self._slots[q].request for q in running]
+        size = min(size for size in functions if size >= max(map(len, running)))
+        places = _places(running, size)
+        rows = self._rows(places, len(running) * size)
+        floor = np.asarray([self._floor(len(queue), functions) if only else 0 for queue in running], np.int32)
+        drawn = self._dispatch(functions, size, rows, floor, places)
+        requests = [self._slots[q].request for _, q in places]
         records = any(request is not None and request.records for request in requests)
         drawn = jax.device_get(drawn if records else drawn._replace(kept=()))
-        for r, q in enumerate(running):
+        for r, q in places:
             self._take(q, r, drawn)
         self.counters.decode_dispatches += 1
         self.counters.decode_s += time.perf_counter() - started
 
+    def _floor(self, running: int, functions: dict[int, Any]) -> int:
+        """With so few running rows left a device stops early: they fit a smaller batch."""
+        return max((size for size in functions if size < running), default=0) if functions is self._decode else 0
+
     def _dispatch(
-        self, functions: dict[int, Any], size: int, rows: sampler.Rows, floor: np.int32, running: list[int]
+        self, functions: dict[int, Any], size: int, rows: sampler.Rows, floor: np.ndarray, places: Places[int]
     ) -> sampler.Drawn:
-        allowed = {}
+        allowed = ()
         if functions is self._held:
-            masks = np.full((size, -(-self._config.vocab_size // 32)), 0xFFFFFFFF, np.uint32)
-            for r, q in enumerate(running):
+            masks = np.full((len(rows.last), -(-self._config.vocab_size // 32)), 0xFFFFFFFF, np.uint32)
+            for r, q in places:
                 masks[r] = self._slots[q].allowed
-            allowed["allowed"] = masks
-        rows, floor, allowed = jax.device_put((rows, floor, allowed), self._sharding)
-        self._pools, drawn = functions[size](self._params, self._pools, rows, floor, **allowed)
+            allowed = (masks,)
+        self._pools, drawn = functions[size](self._params, self._pools, *self._fleet.put((rows, floor, *allowed)))
         return drawn
 
-    def _rows(self, running: list[int], size: int) -> sampler.Rows:
-        lengths, last, drawn, remaining, top_k = (np.zeros(size, np.int32) for _ in range(5))
-        temperature, top_p = np.ones(size, np.float32), np.ones(size, np.float32)
-        min_p, active, key = np.zeros(size, np.float32), np.zeros(size, np.bool_), np.zeros((size, 2), np.uint32)
-        stops = np.full((size, _STOPS), -1, np.int32)
-        for r, q in enumerate(running):
+    def _rows(self, places: Places[int], total: int) -> sampler.Rows:
+        lengths, last, drawn, remaining, top_k = (np.zeros(total, np.int32) for _ in range(5))
+        temperature, top_p = np.ones(total, np.float32), np.ones(total, np.float32)
+        min_p, active, key = np.zeros(total, np.float32), np.zeros(total, np.bool_), np.zeros((total, 2), np.uint32)
+        stops = np.full((total, _STOPS), -1, np.int32)
+        for r, q in places:
             slot, request = self._slots[q], self._slots[q].request
             assert request is not None
             lengths[r], last[r], drawn[r], remaining[r] = slot.length, slot.pending[0], len(slot.ids), slot.remaining
@@ -451,7 +460,7 @@ class Engine:
             )  # fmt: skip
             own = request.stop_ids[:_STOPS]
             stops[r, : len(own)] = own
-        table = self._table([self._slots[q].pages for q in running], size)
+        table = self._table([(r, self._slots[q].pages) for r, q in places], total)
         cuts = Cuts(temperature, top_k, top_p, min_p)  # pyright: ignore[reportArgumentType]
         return sampler.Rows(table, lengths, last, key, drawn, active, remaining, stops, cuts)  # pyright: ignore
 
@@ -484,7 +493,7 @@ class Engine:
         elif len(slot.ids) >= slot.room:
             self._finish(q, "context")
 
-    def _stop_at(self, slot: _Slot, request: SampleRequest, tokens: list[int]) -> tuple[int, bool]:
+    def _stop_at(self, slot: Slot, request: SampleRequest, tokens: list[int]) -> tuple[int, bool]:
         """How many of the new tokens belong to the turn, and whether it ends there."""
         ends = self._stop_ids.union(request.stop_ids)
         count = next((n + 1 for n, token in enumerate(tokens) if token in ends), None)
@@ -524,21 +533,29 @@ class Engine:
         """
         self._warm = True
         self._decode, self._held = (self._agreeing(functions) for functions in (self._decode, self._held))
-        nothing = np.zeros(_COPIES, np.int32)
-        self._pools = self._copy(self._pools, *jax.device_put((nothing, nothing), self._sharding))
+        self._dispatch_copies(np.zeros((2, len(self._books), _COPIES), np.int32))
 
     def _agreeing(self, functions: dict[int, Any]) -> dict[int, Any]:
+        """Those that agree with the largest, up to the first that holds all slots of a device.
+
+        What is compared does not depend on the devices, and so neither do a slot's bits.
+        """
         results = {size: self._probe(functions, size) for size in functions}
-        return {size: functions[size] for size in functions if results[size] == results[max(results)]}
+        same = {size: functions[size] for size in functions if results[size] == results[max(results)]}
+        enough = min((size for size in same if size >= self._per), default=max(same, default=0))
+        return {size: function for size, function in same.items() if size <= enough}
 
     def _probe(self, functions: dict[int, Any], size: int) -> bytes:
         """The log-probabilities of a few rows decoded in a batch of this size, on pages that nobody has written yet."""
-        rows, count = self._rows([], size), min(8, *functions, self._book.free)
-        for r in range(count):
-            rows.table[r, 0], rows.last[r], rows.active[r] = 1 + r, (7 * r + 1) % self._config.vocab_size, True
-            rows.remaining[r], rows.key[r] = PAGE, (r, 1)
-        drawn = self._dispatch(functions, size, rows, np.int32(0), [])
-        return np.asarray(jax.device_get(drawn.logprobs))[:, :count].tobytes()
+        n, count = len(self._books), min(8, *functions, *(book.free for book in self._books))
+        rows = self._rows([], n * size)
+        for r in (at * size + r for at in range(n) for r in range(count)):
+            number = r % size
+            rows.table[r, 0], rows.last[r] = 1 + number, (7 * number + 1) % self._config.vocab_size
+            rows.active[r], rows.remaining[r], rows.key[r] = True, PAGE, (number, 1)
+        drawn = self._dispatch(functions, size, rows, np.zeros(n, np.int32), [])
+        logprobs = np.asarray(jax.device_get(drawn.logprobs))
+        return logprobs.reshape(-1, n, size)[:, :, :count].tobytes()
 
 
 def turn_key(seed: int, key: tuple[int, ...]) -> tuple[int, int]:
@@ -555,9 +572,9 @@ def _sizes(rows: Sequence[int], slots: int) -> list[int]:
     return sizes[: next((n + 1 for n, size in enumerate(sizes) if size >= slots), len(sizes))]
 
 
-def _waits(slot: _Slot) -> bool:
-    """Whether tokens of its turn are still to be prefilled."""
-    return slot.request is not None and slot.source is None and len(slot.pending) > 1
+def _places(by_device: list[list[T]], size: int) -> Places[T]:
+    """What each device has, with its row among `size` rows for each."""
+    return [(n * size + r, what) for n, mine in enumerate(by_device) for r, what in enumerate(mine)]
 
 
 def _compiled(function: Any) -> int:

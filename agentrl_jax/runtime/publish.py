@@ -13,26 +13,31 @@ from agentrl_jax.models.lora import merged
 from agentrl_jax.sampler import placement
 
 
-def publish(config: LlamaConfig, params: Any, sharding: Any = None) -> Any:
+def publish(config: LlamaConfig, params: Any, sharding: Any = None, *, onto: Any = None) -> Any:
     """Params for the sampler that share no buffer with `params`: the learner may donate its own afterwards.
 
     Adapters are merged into the projections they belong to.
 
     `sharding` is the engine's: over a `tensor` axis of its mesh the result is split (`sampler.placement`). None: where
-    the compiler leaves it.
+    the compiler leaves it. Where the engine's devices are not those of `params`, `onto` is the engine's: the result is
+    whole on each device of `sharding`, laid out for the engine, which takes it from there.
     """
-    return _publisher(config, sharding)(params)
+    return _publisher(config, sharding, onto)(params)
 
 
-def cache_size(config: LlamaConfig, sharding: Any = None) -> int:
+def cache_size(config: LlamaConfig, sharding: Any = None, *, onto: Any = None) -> int:
     """How often the publication of this config was compiled."""
-    return _publisher(config, sharding)._cache_size()
+    return _publisher(config, sharding, onto)._cache_size()
 
 
 @lru_cache(maxsize=8)
-def _publisher(config: LlamaConfig, sharding: Any) -> Any:
+def _publisher(config: LlamaConfig, sharding: Any, onto: Any) -> Any:
+    fused = placement.shares(sharding if onto is None else onto) == 1
+
     def lay_out(params: Any) -> Any:
         # jit hands an untouched argument straight back, with the caller's buffer; copy forbids that.
-        return jax.tree.map(jnp.copy, unstack(config, merged(params), fused=placement.shares(sharding) == 1))
+        return jax.tree.map(jnp.copy, unstack(config, merged(params), fused=fused))
 
-    return jax.jit(lay_out) if sharding is None else jax.jit(lay_out, out_shardings=placement.weights(config, sharding))
+    if sharding is None:
+        return jax.jit(lay_out)
+    return jax.jit(lay_out, out_shardings=placement.weights(config, sharding) if onto is None else sharding)

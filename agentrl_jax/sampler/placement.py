@@ -55,6 +55,7 @@ def pools(sharding: Any) -> Any:
 def whole(x: jax.Array) -> jax.Array:
     """x on every device, where the compiler decides: logits are gathered once before a token is chosen."""
     mesh = jax.typeof(x).sharding.mesh
-    if mesh.empty or mesh.shape.get("tensor", 1) == 1 or any(kind != AxisType.Auto for kind in mesh.axis_types):
+    kinds = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
+    if mesh.empty or mesh.shape.get("tensor", 1) == 1 or kinds["tensor"] != AxisType.Auto:
         return x
     return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, PartitionSpec()))
