@@ -13,8 +13,8 @@ import jax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from agentrl_jax.models.config import DecoderConfig, layer_parameters, top_parameters
-from agentrl_jax.sharding import spec
 from agentrl_jax.sharding import shardings as by_rule
+from agentrl_jax.sharding import spec
 
 # What a decode step reads is never gathered: `width` stays whole, whatever learner shares the mesh.
 _RULES = {"vocab": "tensor", "heads": "tensor", "kv_heads": "tensor", "mlp": "tensor", "experts": None, "width": None}
