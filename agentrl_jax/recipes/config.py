@@ -233,6 +233,18 @@ class Checkpoints:
 
 
 @dataclass(frozen=True, kw_only=True)
+class HostLimits:
+    """How long the processes of a run on several hosts wait for each other before all end with a line that says why.
+
+    `timeout_s`: for one that comes late to a meeting (it is in a long rollout, and the others have ended theirs), or
+    stays in a phase that needs all of them. `lost_s`: for a sign of life of one that may be gone.
+    """
+
+    timeout_s: float = 1800.0
+    lost_s: float = 60.0
+
+
+@dataclass(frozen=True, kw_only=True)
 class RunConfig:
     name: str
     seed: int = 0
@@ -245,6 +257,7 @@ class RunConfig:
     loop: Loop | None = None
     evaluation: Evaluation = field(default_factory=Evaluation)
     checkpoints: Checkpoints = field(default_factory=Checkpoints)
+    hosts: HostLimits = field(default_factory=HostLimits)
     # What the backward pass recomputes of each layer: less memory, up to a third more work. True is full.
     remat: bool | Remat = False
     logprob_chunk: int = 2048  # tokens projected to the vocabulary at once

@@ -23,6 +23,7 @@ from agentrl_jax.recipes.config import RunConfig
 from agentrl_jax.recipes.directory import require_space
 from agentrl_jax.recipes.guards import Drops
 from agentrl_jax.recipes.policy import Policy, scorer
+from agentrl_jax.recipes.shares import hand_over, home, local_mesh, position
 from agentrl_jax.recipes.transcripts import transcript
 from agentrl_jax.rollout.buffer import Buffer
 from agentrl_jax.rollout.collect import EpisodePlan, collect
@@ -34,6 +35,7 @@ from agentrl_jax.runtime.checkpoint import Checkpoints
 from agentrl_jax.runtime.clock import Clock
 from agentrl_jax.runtime.engine import Engine
 from agentrl_jax.runtime.external import ExternalSampler
+from agentrl_jax.runtime.hosts import Hosts
 from agentrl_jax.runtime.interrupts import Interrupts
 from agentrl_jax.runtime.progress import Progress
 from agentrl_jax.runtime.publish import publish
@@ -77,10 +79,16 @@ class Run:
     store: Writer | None = None  # where the trajectories go that are trained on
     shown: list[int] = field(default_factory=list)  # trajectories in each store that sft learned from, when it read it
     reference: Any = None  # the frozen anchor of a KL term, where there is one
+    hosts: Hosts = field(default_factory=Hosts)  # the processes that train it together
+
+    @cached_property
+    def home(self) -> Path:
+        """Where this process writes what it sampled."""
+        return home(self.directory, self.hosts)
 
     @cached_property
     def drops(self) -> Drops:
-        return Drops(self.config.rollout.max_consecutive_drops, self.directory)
+        return Drops(self.config.rollout.max_consecutive_drops, self.home)
 
     # -- placement ---------------------------------------------------------------------------------------------
 
@@ -91,6 +99,11 @@ class Run:
     @cached_property
     def everywhere(self) -> jax.sharding.NamedSharding:
         return sharding.replicated(self.mesh)
+
+    @cached_property
+    def sampling(self) -> jax.sharding.NamedSharding:
+        """Where the sampler's params lie: whole on every device of this process."""
+        return self.everywhere if self.hosts.count == 1 else sharding.replicated(local_mesh())
 
     @cached_property
     def scorer(self) -> Scorer:
@@ -107,7 +120,8 @@ class Run:
                 if isinstance(self.engine, ExternalSampler):  # what it takes is exported, not laid out for decoding
                     self.engine.publish(self.params, self.version)
                 else:
-                    self.engine.publish(publish(self.policy.model, self.params), self.version)
+                    params = publish(self.policy.model, self.params, self.everywhere)
+                    self.engine.publish(hand_over(self, params), self.version)
                 self.published = self.params
 
     def collect(self, plans: Sequence[EpisodePlan], *, temperature: float, cut: Cut) -> Iterator[Trajectory]:
@@ -144,7 +158,7 @@ class Run:
         settings = self.config.sft if self.stage == "sft" else self.config.loop
         assert settings is not None
         opt_state = jax.jit(optimizer.init, out_shardings=self.everywhere)(trained(self.params))
-        state = LearnerState(self.params, opt_state, jax.device_put(np.int32(0), self.everywhere))
+        state = LearnerState(self.params, opt_state, sharding.put(np.int32(0), self.everywhere))
         copied = jax.jit(lambda part: jax.tree.map(jnp.copy, part))
         self.reference = with_trained(self.params, copied(trained(self.params))) if reference else None
         start = 0
@@ -189,14 +203,17 @@ class Run:
         row = {"stage": self.stage, "step": self.step, "at": self.at, "wall_s": round(self.clock.total(), 3), **row}
         row["tokens_per_s"] = round(row["trained_tokens"] / self.clock.lap(), 1)
         self.sinks.metrics(row)
-        write_json(self.directory / "timing.json", self.clock.seconds)
+        if self.hosts.leads:
+            write_json(self.directory / "timing.json", self.clock.seconds)
         shown = ("loss", "success", "reward", "violation_rate", "tokens_per_s", "validation_success")
         self.progress.update(self.step, **{name: row.get(name) for name in shown})
         self.recorded = self._position(done)
-        self.checkpoints.check()
+        if not any(self.hosts.exchange(self.checkpoints.saving)):
+            self.checkpoints.check()
         if done or self.step % self.config.checkpoints.every == 0:
             self.keep()
-        self.interrupts.check()
+        if self.hosts.count == 1:  # else only at a meeting: one that stopped by itself would leave the others waiting
+            self.interrupts.check()
 
     def keep(self) -> None:
         """Checkpoint the last recorded step, unless that is done or the params have gone on since."""
@@ -204,7 +221,8 @@ class Run:
             return
         score = self.measured[1] if self.measured is not None and self.measured[0] == self.at else None
         with self.clock.phase("checkpoint"):
-            self.checkpoints.save(self.at, self._tree(self.state), self.recorded, score=score)
+            record = position(self.hosts, self.recorded)
+            self.checkpoints.save(self.at, self._tree(self.state), record, score=score)
         self.kept = self.at
 
     def _position(self, done: bool) -> dict[str, Any]:
@@ -227,11 +245,12 @@ class Run:
         """Keep the trajectories of the step, where the run has a store."""
         if self.store is not None:
             with self.clock.phase("store"):
-                self.store.append([t for group in groups for t in group], step=self.at)
+                mine = self.hosts.share(len(groups))
+                self.store.append([t for group in groups[mine.start : mine.stop] for t in group], step=self.at)
 
     def transcribe(self, groups: Sequence[Sequence[Trajectory]], rewards: np.ndarray, advantages: np.ndarray) -> None:
         """A few transcripts of the step, those with the largest advantages first: they say what it learned."""
-        flat = [(abs(float(advantages[p, t.member])), p, t) for p, group in enumerate(groups) for t in group]
+        flat = [(abs(float(advantages[p, t.member])), p, t) for p in self.hosts.share(len(groups)) for t in groups[p]]
         for _, p, t in sorted(flat, key=lambda item: -item[0])[:_TRANSCRIPTS_A_STEP]:
             reward, advantage = float(rewards[p, t.member]), float(advantages[p, t.member])
             row = transcript(t, self.policy.tokenizer, reward=reward, advantage=advantage)

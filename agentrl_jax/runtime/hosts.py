@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any, Self
 
 import jax
@@ -302,6 +302,8 @@ class Hosts:
             with contextlib.suppress(OSError):
                 self._words.stdin.write(b"\n")
                 self._words.stdin.close()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._words.wait(2.0)
 
     def __enter__(self) -> Self:
         return self
@@ -347,8 +349,8 @@ def _named_if_late(line: str, seconds: float) -> Iterator[None]:
 
 
 # JAX aborts a process whose connection to the coordination service breaks, at once and without saying whose death that
-# was. This little process is told every second what to say then; it sees its parent go by the end of its input, and that
-# process 0 is gone by nobody answering there.
+# was. This little process is told every second what to say then; it sees that its parent is gone by the end of its
+# input, and that process 0 is gone by nobody answering there.
 _LAST_WORDS = """
 import signal, socket, sys
 for number in (signal.SIGINT, signal.SIGTERM):
