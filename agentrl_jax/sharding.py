@@ -60,8 +60,12 @@ def spec(logical: Sequence[str | None], rules: Rules = RULES) -> PartitionSpec:
 
 def axes_of(logical: str, rules: Rules = RULES) -> tuple[str, ...]:
     """The mesh axes that carry a logical axis."""
-    axes = rules[logical]
-    return (axes,) if isinstance(axes, str) else axes or ()
+    return names(rules[logical])
+
+
+def names(axes: Any) -> tuple[str, ...]:
+    """The mesh axes of one entry of a `PartitionSpec`."""
+    return (axes,) if isinstance(axes, str) else tuple(axes or ())
 
 
 def shardings(mesh: Mesh, logical_tree: Any, rules: Rules = RULES) -> Any:
@@ -104,7 +108,7 @@ def _automatic_mesh(x: Any) -> Any:
 
 
 def _without(axes: Any, axis: str) -> Any:
-    kept = tuple(a for a in ((axes,) if isinstance(axes, str) else axes or ()) if a != axis)
+    kept = tuple(name for name in names(axes) if name != axis)
     return kept[0] if len(kept) == 1 else kept or None
 
 

@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("config", metavar="CONFIG", help="a Python file that defines config()")
     parser.add_argument("--topology", metavar="NAME", required=True, help="a TPU slice, such as v5p:4x4x4 or v5e:4x4")
     parser.add_argument(
-        "--mesh", metavar="AXES", help="such as data=4,fsdp=16,tensor=1; default: data=ALL, as in train"
+        "--mesh", metavar="AXES", help="such as data=4,fsdp=16,tensor=1; default: the config's mesh, as in train"
     )
     parser.add_argument(
         "--level", choices=["shapes", "traced", "compiled"],

@@ -55,6 +55,34 @@ def placed(tree: Any) -> Any:
     return jax.tree.map(lambda leaf: leaf.sharding, tree)
 
 
+def placed_like(state: Any, params: Any) -> Any:
+    """The placement of an optimizer's state: what it keeps for a parameter lies as the parameter does.
+
+    A leaf belongs to the parameter whose path its own path ends with, as in `mu["layers"]["query"]`. Where it has not
+    its shape (a factored moment lacks a dimension) the dimensions that are left are split as they were. All else, such
+    as counts, is whole on every device. Arrays, or shapes that say where arrays would lie.
+    """
+    known = dict(jax.tree.leaves_with_path(params))
+    whole = beside(params)
+
+    def place(path: Any, leaf: Any) -> Any:
+        owner = next((known[path[at:]] for at in range(len(path) + 1) if path[at:] in known), None)
+        return whole if owner is None else _split_like(leaf.shape, owner) or whole
+
+    return jax.tree.map_with_path(place, state)
+
+
+def _split_like(shape: tuple[int, ...], owner: Any) -> NamedSharding | None:
+    sharding = owner.sharding
+    if shape == owner.shape:
+        return sharding
+    parts = (*sharding.spec, *[None] * (len(owner.shape) - len(sharding.spec)))
+    for out in range(len(owner.shape)):
+        if shape == (*owner.shape[:out], *owner.shape[out + 1 :]):
+            return NamedSharding(sharding.mesh, PartitionSpec(*parts[:out], *parts[out + 1 :]))
+    return None
+
+
 def beside(tree: Any) -> NamedSharding | None:
     """Replicated on the mesh of `tree`'s arrays; None where they lie on one device without a mesh."""
     sharding = getattr(jax.tree.leaves(tree)[0], "sharding", None)

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import optax
 from jax import Array
 
+from agentrl_jax.learner.placement import beside, placed_like
 from agentrl_jax.models.lora import trained
 
 
@@ -21,5 +22,12 @@ class LearnerState(NamedTuple):
 
 
 def init_state(optimizer: optax.GradientTransformation, params: Any) -> LearnerState:
-    """The state before the first update. `params` is shared with the state, and donated with it."""
-    return LearnerState(params, jax.jit(optimizer.init)(trained(params)), jnp.zeros((), jnp.int32))
+    """The state before the first update. `params` is shared with the state, and donated with it.
+
+    All of it lies on the devices of the params, see `placement.placed_like`.
+    """
+    learned, aside = trained(params), beside(params)
+    fresh = lambda learned: (optimizer.init(learned), jnp.zeros((), jnp.int32))  # noqa: E731
+    shapes = jax.eval_shape(optimizer.init, learned)
+    options: dict[str, Any] = {} if aside is None else {"out_shardings": (placed_like(shapes, learned), aside)}
+    return LearnerState(params, *jax.jit(fresh, **options)(learned))

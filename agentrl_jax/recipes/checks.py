@@ -12,6 +12,7 @@ from agentrl_jax.recipes.config import (
     ComputeDtype,
     External,
     Loop,
+    MeshShape,
     PretrainedPolicy,
     Remat,
     RunConfig,
@@ -79,6 +80,7 @@ def check(config: RunConfig) -> RunConfig:
     _check_bounds(config)
     _check_rollout(config)
     _check_external(config)
+    _check_mesh(config.mesh)
     if config.sft is not None:
         _check_sft(config.sft)
     if config.loop is not None:
@@ -115,15 +117,6 @@ def check_environment(config: RunConfig, suite: Suite) -> None:
         not sft.rename_handles or suite.handles is not None,
         f"sft.rename_handles=True: the environment {name!r} names no handles(); set sft.rename_handles=false",
     )
-
-
-def check_devices(config: RunConfig, devices: int) -> None:
-    """Rows are spread over the devices, evenly."""
-    batches = {} if config.sft is None else {"sft.rows": config.sft.rows}
-    if config.loop is not None:
-        batches["loop.tasks x loop.group"] = config.loop.tasks * config.loop.group
-    for name, rows in batches.items():
-        _require(rows % devices == 0, f"{name}={rows} must be a multiple of the {devices} devices that share the rows")
 
 
 def _offers(suite: Suite, split: str, setting: str) -> None:
@@ -249,6 +242,19 @@ def _check_external(config: RunConfig) -> None:
     )
     servers = typing.get_args(typing.get_type_hints(External)["server"])
     _require(external.server in servers, f"external.server={external.server!r}: expected one of {', '.join(servers)}")
+
+
+def _check_mesh(shape: MeshShape) -> None:
+    """What is wrong whatever the devices; see `meshes.check_mesh`."""
+    asked = dataclasses.asdict(shape)
+    for axis, size in asked.items():
+        _require(
+            size == -1 or 1 <= size <= _MOST,
+            f"mesh.{axis}={str(size)[:20]}: expected a number of devices, or -1 for those that the other axes leave",
+        )
+    free = [axis for axis, size in asked.items() if size == -1]
+    said = " and ".join(f"mesh.{axis}=-1" for axis in free)
+    _require(len(free) < 2, f"{said}: one axis can take the devices that the others leave; give the others a size")
 
 
 def _check_cut(section: str, cut: Cut) -> None:

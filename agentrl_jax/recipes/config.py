@@ -245,6 +245,21 @@ class HostLimits:
 
 
 @dataclass(frozen=True, kw_only=True)
+class MeshShape:
+    """How many devices lie along each axis of the learner's mesh; one axis of -1 takes those that the others leave.
+
+    The rows of a batch are spread over data x fsdp. `fsdp` also splits parameters, gradients and optimizer state,
+    gathered a layer at a time; `tensor` splits heads, MLP columns and vocabulary, `expert` the experts. A run may
+    resume on another mesh.
+    """
+
+    data: int = -1
+    fsdp: int = 1
+    tensor: int = 1
+    expert: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
 class RunConfig:
     name: str
     seed: int = 0
@@ -257,6 +272,7 @@ class RunConfig:
     loop: Loop | None = None
     evaluation: Evaluation = field(default_factory=Evaluation)
     checkpoints: Checkpoints = field(default_factory=Checkpoints)
+    mesh: MeshShape = field(default_factory=MeshShape)
     hosts: HostLimits = field(default_factory=HostLimits)
     # What the backward pass recomputes of each layer: less memory, up to a third more work. True is full.
     remat: bool | Remat = False

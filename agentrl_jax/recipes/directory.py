@@ -17,6 +17,8 @@ from agentrl_jax.recipes.config import RunConfig
 from agentrl_jax.recipes.describe import describe
 from agentrl_jax.runtime.sinks import write_json
 
+_ELSEWHERE = ("mesh", "hosts")  # settings of the machines, not of what is computed: a run may go on under others
+
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
@@ -36,7 +38,10 @@ def prepare(config: RunConfig, directory: Path, *, resume: bool, source: Source 
     if resume:
         if not holds_run(directory):
             raise UserError(f"{directory}: nothing to resume (no config.json); leave out --resume to start a run")
-        changed = _differences(_read(target), described)
+        recorded = _read(target)
+        for name in _ELSEWHERE:
+            recorded.pop(name, None), described.pop(name, None)
+        changed = _differences(recorded, described)
         if changed:
             raise UserError(
                 f"{directory}: --resume with another config: {', '.join(changed[:4])}; resume with the same settings "

@@ -13,12 +13,13 @@ from typing import Any, NamedTuple
 from agentrl_jax.errors import UserError
 from agentrl_jax.models import llama
 from agentrl_jax.models.families import family_of
+from agentrl_jax.recipes import meshes
 from agentrl_jax.recipes import plan_memory as memory
 from agentrl_jax.recipes import plan_time as timing
 from agentrl_jax.recipes import policy as policies
 from agentrl_jax.recipes.config import PretrainedPolicy, RunConfig
 from agentrl_jax.recipes.plan_memory import GIB
-from agentrl_jax.recipes.plan_topology import Topology, parse_mesh, parse_topology, spans_torus
+from agentrl_jax.recipes.plan_topology import AXES, Topology, parse_mesh, parse_topology, spans_torus
 from agentrl_jax.runtime.tensor_files import read_json
 
 LEVELS = ("shapes", "traced", "compiled")
@@ -35,9 +36,14 @@ class Request(NamedTuple):
 
 
 def request(config: RunConfig, topology: str, mesh: str | None) -> Request:
-    """Raises `UserError` for a topology or a mesh that cannot be. Of a pretrained policy only config.json is read."""
+    """`mesh` as in `parse_mesh`; None: the config's own. Of a pretrained policy only config.json is read.
+
+    Raises `UserError` for a topology or a mesh that cannot be.
+    """
     slice_ = parse_topology(topology)
-    return Request(config, model_of(config), slice_, parse_mesh(mesh, slice_.devices))
+    sizes = meshes.sizes(config.mesh, slice_.devices) if mesh is None else parse_mesh(mesh, slice_.devices)
+    shown = {axis: size for axis, size in sizes.items() if axis in AXES or size > 1}
+    return Request(config, model_of(config), slice_, shown)
 
 
 def model_of(config: RunConfig) -> llama.LlamaConfig:
@@ -144,8 +150,6 @@ def warnings(wanted: Request) -> list[str]:
     """What is known to cost memory or time, found without compiling."""
     _, model, topology, mesh = wanted
     found = []
-    if mesh["fsdp"] * mesh["tensor"] > 1:
-        found.append("agentrl train keeps parameters whole on every device (--mesh data=N); this mesh is planned only")
     if spans_torus(topology, mesh):
         found.append(
             f"one fsdp axis spans the whole 3-D torus: weights are gathered by all-reduces of twice the bytes; "

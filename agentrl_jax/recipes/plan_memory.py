@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import optax
 from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
 from agentrl_jax import sharding
 from agentrl_jax.batch import TokenBatch
 from agentrl_jax.errors import UserError
 from agentrl_jax.kernels.kept import words
+from agentrl_jax.learner.placement import placed_like
 from agentrl_jax.learner.state import LearnerState
 from agentrl_jax.models import llama, lora
-from agentrl_jax.models.lora import LoraParams, trained
-from agentrl_jax.recipes import rl, sft
+from agentrl_jax.models.lora import trained
+from agentrl_jax.recipes import meshes, rl, sft
 from agentrl_jax.recipes.config import Loop, PretrainedPolicy, RunConfig, Sft
 from agentrl_jax.sampler import decode
 from agentrl_jax.sampler.pages import PAGE
@@ -59,7 +58,7 @@ def parts(config: RunConfig, model: llama.LlamaConfig, mesh: Any) -> Parts:
     params = _params(config, model, mesh)
     learned = trained(params)
     here = config.external.url is None
-    state = LearnerState(params, _opt_state(config, learned, everywhere), step)
+    state = LearnerState(params, _opt_state(config, learned), step)
     return Parts(
         state=state,
         grads=jax.tree.map(lambda leaf: _put(jnp.float32, leaf.shape, leaf.sharding), learned),
@@ -186,10 +185,17 @@ def _head(config: RunConfig, model: llama.LlamaConfig, mesh: Any) -> dict[str, i
 
 
 def _params(config: RunConfig, model: llama.LlamaConfig, mesh: Any) -> Any:
+    chosen = config.policy.lora if isinstance(config.policy, PretrainedPolicy) else None
+    if chosen is not None and chosen.base != "full":
+        raise UserError(
+            f"policy.lora.base={chosen.base!r}: plan knows frozen params in full only; plan with base='full'"
+        )
     shapes = llama.shapes(model)
-    placed = sharding.shardings(mesh, llama.logical_axes(model))
-    base = jax.tree.map(lambda leaf, place: _put(leaf.dtype, leaf.shape, place), shapes, placed)
-    for path, leaf in jax.tree.leaves_with_path(base):
+    if chosen is not None:
+        shapes = jax.eval_shape(partial(lora.init, chosen), shapes, jax.random.key(0))
+    placed = meshes.placement(config, model, mesh)
+    found = jax.tree.map(lambda leaf, place: _put(leaf.dtype, leaf.shape, place), shapes, placed)
+    for path, leaf in jax.tree.leaves_with_path(found):
         try:
             leaf.sharding.shard_shape(leaf.shape)
         except ValueError:
@@ -198,30 +204,14 @@ def _params(config: RunConfig, model: llama.LlamaConfig, mesh: Any) -> Any:
                 f"--mesh: {name} {leaf.shape} does not divide over {leaf.sharding.spec} of the mesh "
                 f"{dict(mesh.shape)}: take smaller axes"
             ) from None
-    chosen = config.policy.lora if isinstance(config.policy, PretrainedPolicy) else None
-    if chosen is None:
-        return base
-    adapted = jax.eval_shape(partial(lora.init, replace(chosen, base="full")), shapes, jax.random.key(0))
-    if chosen.base != "full":
-        raise UserError(
-            f"policy.lora.base={chosen.base!r}: plan knows frozen params in full only; plan with base='full'"
-        )
-    everywhere = NamedSharding(mesh, PartitionSpec())
-    return LoraParams(_place(adapted.adapters, everywhere), base, adapted.scale)
+    return found
 
 
-def _opt_state(config: RunConfig, params: Any, everywhere: NamedSharding) -> Any:
-    """Moments lie as their parameters do."""
+def _opt_state(config: RunConfig, params: Any) -> Any:
     chosen = settings(config)
     optimizer = sft.optimizer_of(chosen) if isinstance(chosen, Sft) else rl.optimizer_of(chosen)
     state = jax.eval_shape(optimizer.init, params)
-    return optax.tree.map_params(
-        optimizer,
-        lambda leaf, like: _put(leaf.dtype, leaf.shape, like.sharding),
-        state,
-        params,
-        transform_non_params=lambda leaf: _put(leaf.dtype, leaf.shape, everywhere),
-    )
+    return jax.tree.map(lambda leaf, place: _put(leaf.dtype, leaf.shape, place), state, placed_like(state, params))
 
 
 def abstract_mesh(sizes: dict[str, int]) -> AbstractMesh:

@@ -69,7 +69,7 @@ def parse_topology(name: str) -> Topology:
 def parse_mesh(text: str | None, devices: int) -> dict[str, int]:
     """`data=4,fsdp=16,tensor=1` over all devices; an axis left out is 1, one of -1 takes the rest.
 
-    None is what `agentrl train` does: rows over all devices, parameters on each. Raises `UserError`.
+    None: rows over all devices, parameters whole on each. Raises `UserError`.
     """
     sizes: dict[str, int] = dict.fromkeys(AXES, 1)
     for part in [] if text is None else text.split(","):

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 import tokenizers
 
 from agentrl_jax import sharding
@@ -99,31 +100,39 @@ def scorer_of(config: RunConfig, model: llama.LlamaConfig) -> Scorer:
     )
 
 
-def initial_params(config: RunConfig, policy: Policy, sharding: Any) -> Any:
-    """Random parameters from the run's seed, or the pretrained ones, placed by `sharding`."""
+def initial_params(config: RunConfig, policy: Policy, placement: Any) -> Any:
+    """Random parameters from the run's seed, or the pretrained ones.
+
+    `placement`: one sharding for all, or `meshes.placement`: each device then makes or reads its shards alone.
+    """
     if isinstance(config.policy, PretrainedPolicy):
         from agentrl_jax.runtime import pretrained
 
-        params = pretrained.load_params(pretrained_directory(config.policy), policy.model, sharding)
-        return params if config.policy.lora is None else _adapted(config, policy.model, params, sharding)
-    key = jax.random.key(config.seed)
-    return jax.jit(partial(llama.init, policy.model), out_shardings=sharding)(key)
+        directory, places = pretrained_directory(config.policy), placement
+        if isinstance(placement, lora.LoraParams):  # what is to be quantised is read as its values will lie
+            first = lambda _, place: jax.tree.leaves(place)[0]  # noqa: E731
+            places = jax.tree.map(first, _shapes(policy.model), placement.base)
+        params = pretrained.load_params(directory, policy.model, places)
+        return params if config.policy.lora is None else _adapted(config, policy.model, params, placement)
+    drawn = lambda seed: llama.init(policy.model, jax.random.key(seed))  # noqa: E731
+    return jax.jit(drawn, out_shardings=placement)(np.uint32(config.seed))
 
 
-def _adapted(config: RunConfig, model: llama.LlamaConfig, params: Any, sharding: Any) -> lora.LoraParams:
+def _adapted(config: RunConfig, model: llama.LlamaConfig, params: Any, placement: Any) -> lora.LoraParams:
     """The params frozen, in the bits that the settings ask for; beside them adapters from the run's seed, or those
     that it starts from."""
     policy = config.policy
     assert isinstance(policy, PretrainedPolicy) and policy.lora is not None
     settings = policy.lora
-    key = jax.device_put(jax.random.key(config.seed), sharding)
-    fresh = jax.jit(lambda params, key: lora.init(settings, params, key), out_shardings=sharding)(params, key)
+    drawn = lambda params, seed: lora.init(settings, params, jax.random.key(seed))  # noqa: E731
+    fresh = jax.jit(drawn, out_shardings=placement)(params, np.uint32(config.seed))
     fresh = fresh if settings.base != "full" else fresh.replace(base=params)  # jit has copied what passed through
     if policy.adapter is None:
         return fresh
     from agentrl_jax.runtime import adapters
 
-    return fresh.replace(adapters=jax.device_put(adapters.load(Path(policy.adapter).expanduser(), model)[1], sharding))
+    loaded = adapters.load(Path(policy.adapter).expanduser(), model)[1]
+    return fresh.replace(adapters=sharding.put(loaded, jax.tree.map(lambda x: x.sharding, fresh.adapters)))
 
 
 def _check_adapter(policy: PretrainedPolicy, directory: str, model: llama.LlamaConfig) -> None:

@@ -15,8 +15,9 @@ import optax
 
 from agentrl_jax import sharding
 from agentrl_jax.errors import UserError
+from agentrl_jax.learner.placement import placed
 from agentrl_jax.learner.score import Scorer
-from agentrl_jax.learner.state import LearnerState
+from agentrl_jax.learner.state import LearnerState, init_state
 from agentrl_jax.models.lora import trained, with_trained
 from agentrl_jax.protocol import Suite
 from agentrl_jax.recipes.config import RunConfig
@@ -157,10 +158,9 @@ class Run:
         """
         settings = self.config.sft if self.stage == "sft" else self.config.loop
         assert settings is not None
-        opt_state = jax.jit(optimizer.init, out_shardings=self.everywhere)(trained(self.params))
-        state = LearnerState(self.params, opt_state, sharding.put(np.int32(0), self.everywhere))
-        copied = jax.jit(lambda part: jax.tree.map(jnp.copy, part))
-        self.reference = with_trained(self.params, copied(trained(self.params))) if reference else None
+        state, learned = init_state(optimizer, self.params), trained(self.params)
+        copied = jax.jit(lambda part: jax.tree.map(jnp.copy, part), out_shardings=placed(learned))
+        self.reference = with_trained(self.params, copied(learned)) if reference else None
         start = 0
         if self.restored is not None:
             record, self.restored = self.restored, None

@@ -18,8 +18,9 @@ from agentrl_jax.models import llama
 from agentrl_jax.models.lora import trained, with_trained
 from agentrl_jax.protocol import Suite
 from agentrl_jax.recipes import evaluate as evaluation
+from agentrl_jax.recipes import meshes
 from agentrl_jax.recipes import policy as policies
-from agentrl_jax.recipes.checks import check, check_devices, check_environment
+from agentrl_jax.recipes.checks import check, check_environment
 from agentrl_jax.recipes.config import RunConfig, stage_name
 from agentrl_jax.recipes.demonstrations import open_stores
 from agentrl_jax.recipes.directory import Source, claimed, discard, prepare, require_space
@@ -57,6 +58,7 @@ def train(
     hosts = hosts or Hosts()
     hosts.timeout_s, hosts.lost_s = config.hosts.timeout_s, config.hosts.lost_s
     suite, policy = resolve(config)
+    meshes.check_mesh(config, policy.model)
     check_hosts(config, hosts)
     if not resume:  # a run that goes on may have learned from them already
         open_stores(config, policy)
@@ -144,7 +146,6 @@ def resolve(config: RunConfig) -> tuple[Suite, policies.Policy]:
     check(config)
     suite = config.environment.load()
     check_environment(config, suite)
-    check_devices(config, jax.device_count())
     try:
         return suite, policies.describe(config, suite)
     except ValueError as error:
@@ -165,7 +166,7 @@ def open_run(
     hosts: Hosts | None = None,
 ) -> Run:
     hosts = hosts or Hosts()
-    mesh = sharding.make_mesh()
+    mesh = meshes.make(config.mesh)
     check_rows(mesh)
     everywhere = sharding.replicated(mesh)
     here = everywhere if hosts.count == 1 else sharding.replicated(local_mesh())  # each process samples by itself
@@ -181,7 +182,7 @@ def open_run(
         else open_store(config, policy, directory, resume=resume, index=hosts.index)
     )
     store = None if kept is None else stack.enter_context(kept)
-    params = policies.initial_params(config, policy, everywhere)
+    params = policies.initial_params(config, policy, meshes.placement(config, policy.model, mesh))
     r = config.rollout
     deadlines = Deadlines(
         start=r.start_deadline_s, reset=r.step_deadline_s, step=r.step_deadline_s, verify=r.step_deadline_s
@@ -313,6 +314,7 @@ def _index(config: RunConfig, stage: str) -> int:
 def evaluate_run(config: RunConfig, directory: Path) -> dict[str, Any]:
     """Evaluate the newest checkpoint of a run with the `evaluation` settings of `config`; the run is left as it is."""
     suite, policy = resolve(config)
+    meshes.check_mesh(config, policy.model)
     if not any((directory / "checkpoints").glob("[0-9]*")):
         raise UserError(f"{directory}: no checkpoint to evaluate yet; let the run reach one (checkpoints.every)")
     with ExitStack() as stack:

@@ -1,0 +1,100 @@
+"""The mesh of a run: its sizes, what they have to divide, and where the parameters lie on it."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import Any
+
+import jax
+from jax.sharding import NamedSharding, PartitionSpec
+
+from agentrl_jax import sharding
+from agentrl_jax.errors import UserError
+from agentrl_jax.models import llama, lora
+from agentrl_jax.recipes.config import MeshShape, PretrainedPolicy, RunConfig, TinyPolicy
+
+
+def sizes(shape: MeshShape, devices: int) -> dict[str, int]:
+    """Devices along each axis of `sharding.AXES`. Raises `UserError` where they are not these `devices` in all."""
+    asked = {axis: getattr(shape, axis) for axis in sharding.AXES}
+    known = math.prod(size for size in asked.values() if size != -1)
+    found = {axis: devices // known if size == -1 else size for axis, size in asked.items()}
+    if math.prod(found.values()) != devices:
+        said = ", ".join(f"mesh.{axis}={size}" for axis, size in asked.items())
+        raise UserError(
+            f"{said}: the axes take {known} devices, and {devices} are here: give sizes that multiply to {devices}, "
+            f"such as mesh.data=-1 mesh.fsdp={devices} with the others 1"
+        )
+    return found
+
+
+def make(shape: MeshShape) -> jax.sharding.Mesh:
+    """The mesh over all devices."""
+    found = devices()
+    return sharding.make_mesh(**sizes(shape, len(found)), devices=found)
+
+
+def devices() -> list[Any]:
+    """The devices that a run is spread over."""
+    return jax.devices()
+
+
+def check_mesh(config: RunConfig, model: llama.LlamaConfig) -> None:
+    """Refuses a mesh that does not divide the devices, the model, or the rows of a step. Raises `UserError`."""
+    found = sizes(config.mesh, len(devices()))
+    if found["expert"] > 1 and not model.experts:
+        raise UserError(f"mesh.expert={found['expert']}: the policy has no experts to split: set mesh.expert=1")
+    splits = {
+        "tensor": {name: getattr(model, name) for name in ("heads", "kv_heads", "mlp_width", "vocab_size")},
+        "fsdp": {"width": model.width},
+        "expert": {"experts": model.experts},
+    }
+    for axis, dimensions in splits.items():
+        count = found[axis]
+        for name, size in dimensions.items():
+            if size % count:
+                best = math.gcd(count, *dimensions.values())
+                fewer = isinstance(config.policy, TinyPolicy) and name == "vocab_size"
+                also = f", or policy.vocab_size={size - size % count}" if fewer else ""
+                raise UserError(
+                    f"mesh.{axis}={count} does not divide the policy's {name}={size}: set mesh.{axis}={best} and "
+                    f"mesh.data=-1{also}"
+                )
+    _check_rows(config, found["data"] * found["fsdp"])
+
+
+def _check_rows(config: RunConfig, shares: int) -> None:
+    batches = {} if config.sft is None else {"sft.rows": config.sft.rows}
+    if config.loop is not None:
+        batches["loop.tasks x loop.group"] = config.loop.tasks * config.loop.group
+    for name, rows in batches.items():
+        if rows % shares:
+            raise UserError(
+                f"{name}={rows} must be a multiple of the {shares} devices that share the rows (data x fsdp): set it "
+                f"to {-(-rows // shares) * shares}, or give devices to mesh.tensor"
+            )
+
+
+def placement(config: RunConfig, model: llama.LlamaConfig, mesh: Any) -> Any:
+    """`NamedSharding` of every parameter of a run, as a tree like its params: by the rules of `sharding.RULES`.
+
+    Adapters are whole on every device. `mesh` may be abstract.
+    """
+    base = sharding.shardings(mesh, llama.logical_axes(model))
+    chosen = config.policy.lora if isinstance(config.policy, PretrainedPolicy) else None
+    if chosen is None:
+        return base
+    shapes = jax.eval_shape(partial(lora.init, chosen), llama.shapes(model), jax.random.key(0))
+    # A projection in few bits is values of its shape, and scales of a block of inputs each.
+    fitted = jax.tree.map(lambda place, part: jax.tree.map(partial(_fitting, place), part), base, shapes.base)
+    everywhere = NamedSharding(mesh, PartitionSpec())
+    return lora.LoraParams(jax.tree.map(lambda _: everywhere, shapes.adapters), fitted, shapes.scale)
+
+
+def _fitting(place: NamedSharding, leaf: Any) -> NamedSharding:
+    """`place` without the axes that do not divide the leaf's dimensions."""
+    counts = [math.prod(place.mesh.shape[axis] for axis in sharding.names(part)) for part in place.spec]
+    fits = [size % count == 0 for size, count in zip(leaf.shape, counts, strict=False)]
+    kept = (part if fit else None for part, fit in zip(place.spec, fits, strict=False))
+    return NamedSharding(place.mesh, PartitionSpec(*kept))

@@ -1,0 +1,137 @@
+"""A run's mesh: what is refused, where params and optimizer state lie, and that a run goes on under another one."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import jax
+import numpy as np
+import optax
+import pytest
+from jax.sharding import PartitionSpec as P
+
+from agentrl_jax import sharding
+from agentrl_jax.errors import UserError
+from agentrl_jax.learner.optimizers import adamw
+from agentrl_jax.learner.placement import placed, placed_like
+from agentrl_jax.learner.state import init_state
+from agentrl_jax.models import llama
+from agentrl_jax.models.lora import Lora, LoraParams
+from agentrl_jax.recipes import meshes
+from agentrl_jax.recipes.checks import check
+from agentrl_jax.recipes.config import MeshShape, PretrainedPolicy
+from agentrl_jax.recipes.directory import prepare
+from agentrl_jax.runtime.publish import publish
+from tests.recipes.test_checks import good
+
+MODEL = llama.LlamaConfig(vocab_size=64, width=16, layers=2, heads=4, kv_heads=2, head_width=4, mlp_width=32)
+ADAFACTOR = optax.adafactor(1e-3, min_dim_size_to_factor=4)
+
+
+def on(**mesh):
+    return replace(good(), mesh=MeshShape(**mesh))
+
+
+@pytest.mark.parametrize(
+    ("mesh", "expected"),
+    [
+        ({}, {"data": 8, "fsdp": 1, "tensor": 1, "expert": 1}),
+        ({"fsdp": 4}, {"data": 2, "fsdp": 4, "tensor": 1, "expert": 1}),
+        ({"data": 1, "fsdp": -1, "tensor": 2}, {"data": 1, "fsdp": 4, "tensor": 2, "expert": 1}),
+    ],
+)
+def test_one_axis_takes_the_devices_that_the_others_leave(mesh, expected):
+    assert meshes.sizes(MeshShape(**mesh), 8) == expected == dict(meshes.make(MeshShape(**mesh)).shape)
+
+
+@pytest.mark.parametrize(
+    ("mesh", "said"),
+    [
+        ({"fsdp": 0}, "mesh.fsdp=0: expected a number of devices, or -1"),
+        ({"fsdp": -1}, "mesh.data=-1 and mesh.fsdp=-1: one axis"),
+    ],
+)
+def test_a_mesh_that_no_devices_make_is_refused(mesh, said):
+    with pytest.raises(UserError, match=said):
+        check(on(**mesh))
+
+
+@pytest.mark.parametrize(
+    ("mesh", "said"),
+    [
+        ({"fsdp": 3}, "the axes take 3 devices, and 8 are here: give sizes that multiply to 8"),
+        ({"data": 2, "fsdp": 2}, "the axes take 4 devices, and 8 are here"),
+        ({"tensor": 4}, "mesh.tensor=4 does not divide the policy's kv_heads=2: set mesh.tensor=2 and mesh.data=-1"),
+        ({"expert": 2}, "mesh.expert=2: the policy has no experts to split: set mesh.expert=1"),
+    ],
+)
+def test_a_mesh_that_does_not_divide_is_refused_with_what_to_type(mesh, said):
+    with pytest.raises(UserError) as refused:
+        meshes.check_mesh(on(**mesh), MODEL)
+    assert said in str(refused.value) and "\n" not in str(refused.value)
+
+
+def test_a_vocabulary_and_rows_that_do_not_divide_say_what_does():
+    with pytest.raises(UserError, match=r"vocab_size=63: set mesh.tensor=1 and mesh.data=-1, or policy.vocab_size=62"):
+        meshes.check_mesh(on(tensor=2), replace(MODEL, vocab_size=63))
+    config = replace(on(fsdp=2), sft=replace(good().sft, rows=12, micro_rows=12))
+    with pytest.raises(UserError, match=r"sft.rows=12 .* 8 devices .* set it to 16"):
+        meshes.check_mesh(config, MODEL)
+
+
+@pytest.mark.parametrize(
+    "optimizer", [adamw(1e-2), ADAFACTOR, optax.contrib.muon(1e-3)], ids=["adamw", "adafactor", "muon"]
+)
+def test_params_optimizer_state_and_step_lie_by_rule(optimizer):
+    mesh = meshes.make(MeshShape(fsdp=2, tensor=2))
+    places = meshes.placement(good(), MODEL, mesh)
+    params = jax.jit(lambda key: llama.init(MODEL, key), out_shardings=places)(jax.random.key(0))
+    assert placed(params) == places and places["layers"]["gate"].spec == P(None, "fsdp", "tensor")
+    state = init_state(optimizer, params)
+    assert placed(state.opt_state) == placed_like(jax.eval_shape(optimizer.init, params), params)
+    everything = jax.tree.leaves(state)
+    assert {leaf.sharding.mesh for leaf in everything} == {mesh}
+    split = [leaf for leaf in jax.tree.leaves(state.opt_state) if leaf.size >= MODEL.width * MODEL.mlp_width]
+    assert all(leaf.addressable_shards[0].data.size * 4 == leaf.size for leaf in split)
+
+
+def test_a_factored_moment_lies_as_what_is_left_of_its_parameter():
+    places = meshes.placement(good(), MODEL, meshes.make(MeshShape(fsdp=2, tensor=2)))
+    shapes = jax.tree.map(
+        lambda leaf, place: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place), llama.shapes(MODEL), places
+    )
+    factored = placed_like(jax.eval_shape(ADAFACTOR.init, shapes), shapes)[0]
+    assert factored.v_row["layers"]["gate"].spec == P(None, "fsdp")
+    assert factored.v_col["layers"]["gate"].spec == P(None, "tensor")
+    assert factored.count.spec == factored.v["layers"]["gate"].spec == P()
+
+
+def test_a_publication_is_whole_on_every_device_and_equal():
+    mesh = meshes.make(MeshShape(fsdp=4, tensor=2))
+    params = llama.init(MODEL, jax.random.key(0))
+    spread = jax.device_put(params, meshes.placement(good(), MODEL, mesh))
+    everywhere = sharding.replicated(mesh)
+    with jax.transfer_guard("disallow"):
+        published = publish(MODEL, spread, everywhere)
+    assert all(leaf.sharding == everywhere for leaf in jax.tree.leaves(published))
+    jax.tree.map(np.testing.assert_array_equal, published, publish(MODEL, params))
+
+
+@pytest.mark.parametrize("base", ["full", "int8"])
+def test_adapters_are_whole_and_what_is_frozen_is_split(base):
+    if base != "full":
+        pytest.importorskip("qwix", reason="quantised projections need qwix: pip install qwix")
+    config = replace(good(), policy=PretrainedPolicy(path="none", lora=Lora(rank=2, base=base)))
+    found = meshes.placement(config, MODEL, meshes.make(MeshShape(fsdp=2, tensor=2)))
+    assert isinstance(found, LoraParams) and found.adapters["query"]["a"].spec == P()
+    first, *scales = jax.tree.leaves(found.base["layers"]["gate"])
+    assert first.spec == P(None, "fsdp", "tensor") and len(scales) == (base != "full")
+
+
+def test_another_mesh_is_no_other_config(tmp_path):
+    prepare(good(), tmp_path / "run", resume=False)
+    assert json.loads((tmp_path / "run" / "config.json").read_text())["mesh"]["data"] == -1
+    prepare(on(fsdp=4), tmp_path / "run", resume=True)
+    with pytest.raises(UserError, match="seed was 0, is 1"):
+        prepare(replace(on(fsdp=4), seed=1), tmp_path / "run", resume=True)
