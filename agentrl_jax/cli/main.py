@@ -135,6 +135,8 @@ def _train(arguments: argparse.Namespace) -> int:
 
 def _train_one(arguments: argparse.Namespace, hosts: Any) -> int:
     """Train as the one process that there is, or as one of `hosts`."""
+    if hosts is not None:  # where a run is to go on from, one of them has seen
+        arguments.resume = hosts.first(arguments.resume)
     with nullcontext() if hosts is None else hosts.leader_first():
         config = _resolved(arguments, resume=arguments.resume)
     directory = Path(config.runs) / config.name

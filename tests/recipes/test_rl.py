@@ -46,6 +46,7 @@ from agentrl_jax.rollout.pool import Deadlines, Pool
 from agentrl_jax.rollout.records import Trajectory
 from agentrl_jax.rollout.renderers import TINY, ChatRenderer
 from agentrl_jax.rollout.tokenizer import build
+from agentrl_jax.runtime.hosts import Hosts
 
 ADD, FINISH, HANG = (
     ToolCall(name="add", arguments={"n": 3}),
@@ -191,7 +192,7 @@ def test_p21_hanging_is_no_way_out(renderer: ChatRenderer) -> None:
 def test_a_server_that_goes_back_to_older_params_stops_the_run():
     collected: Any = lambda plans, **_: ()  # noqa: E731
     run: Any = SimpleNamespace(
-        buffer=SimpleNamespace(pop=lambda n, version, max_lag: []), version=3, collect=collected,
+        buffer=SimpleNamespace(pop=lambda n, version, max_lag: []), version=3, collect=collected, hosts=Hosts(),
         config=SimpleNamespace(rollout=Rollout()), clock=SimpleNamespace(phase=lambda name: nullcontext()),
     )  # fmt: skip
     loop: Any = SimpleNamespace(tasks=2)
