@@ -7,7 +7,7 @@ batch's dimension has in the model's own words; the rules say which mesh axis ca
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -122,5 +122,23 @@ def replicated(mesh: Mesh) -> NamedSharding:
 
 
 def put(tree: Any, sharding: Any) -> Any:
-    """Explicit placement of a host tree: the one way arrays enter the device side."""
-    return jax.device_put(tree, sharding)
+    """Explicit placement of a host tree that every process has: the one way arrays enter the device side.
+
+    Where the devices of others belong to the sharding, each process gives its own devices their part, and no value
+    travels. `sharding`: one for all, or a tree of them.
+    """
+    places = jax.tree.map(lambda _: sharding, tree) if isinstance(sharding, jax.sharding.Sharding) else sharding
+    if all(place.is_fully_addressable for place in jax.tree.leaves(places)):
+        return jax.device_put(tree, sharding)
+    return jax.tree.map(lambda leaf, place: _put_part(np.asarray(leaf), place), tree, places)
+
+
+def _put_part(array: np.ndarray, place: Any) -> jax.Array:
+    return put_shards(array.shape, place, lambda index: array[index])
+
+
+def put_shards(shape: tuple[int, ...], sharding: Any, part: Callable[[Any], Any]) -> jax.Array:
+    """`jax.make_array_from_callback` with explicit transfers: each process gives its own devices their part."""
+    places = sharding.addressable_devices_indices_map(shape)
+    shards = jax.device_put([part(index) for index in places.values()], list(places))
+    return jax.make_array_from_single_device_arrays(shape, sharding, shards)

@@ -61,13 +61,12 @@ case "${1:-}" in
         [[ $# -ge 2 ]] || { echo "usage: queued-resource.sh train CONFIG [name=value ...]" >&2; exit 2; }
         hosts="$(gcloud compute tpus tpu-vm describe "$NAME" "${where[@]}" --format 'value(networkEndpoints[].ipAddress)' |
             tr ';' '\n' | grep -c .)"
-        if [[ "$hosts" -ne 1 ]]; then
-            echo "queued-resource.sh: \`agentrl train\` is one process and $NAME has $hosts hosts;" \
-                "take a slice of one host (v5litepod-8, v5p-8, v6e-8)" >&2
+        if [[ "$hosts" -ne 1 && "$*" != *runs=* ]]; then
+            echo "queued-resource.sh: $NAME has $hosts hosts; mount a disk that all of them see, and say runs=/ITS/DIR" >&2
             exit 2
         fi
         # A connection that breaks does not end the run.
-        on 0 ". tpu/env.sh || exit; nohup bash tpu/train.sh$(printf ' %q' "${@:2}") > train.log 2>&1 < /dev/null & sleep 1"
+        on all ". tpu/env.sh || exit; nohup bash tpu/train.sh$(printf ' %q' "${@:2}") > train.log 2>&1 < /dev/null & sleep 1"
         ;;
     log) on 0 "tail -n 100 -F train.log" ;;
     fetch) gcloud compute tpus tpu-vm scp --recurse "$NAME:agentrl-jax/runs" . "${where[@]}" --worker 0 ;;

@@ -7,6 +7,7 @@ import json
 import signal
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -35,11 +36,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         return arguments.run(arguments)
     except UserError as error:
         print(f"agentrl: error: {error}", file=sys.stderr)
-        return USER_ERROR
+        return _ended(USER_ERROR)
     except KeyboardInterrupt as error:
         again = f"; continue with: {_resume_line(argv)}" if _begun and (_begun[-1] / "config.json").is_file() else ""
         print(f"agentrl: stopped{again}", file=sys.stderr)
-        return SIGNALLED + getattr(error, "number", signal.SIGINT)
+        return _ended(SIGNALLED + getattr(error, "number", signal.SIGINT))
+
+
+def _ended(code: int) -> int:
+    """The exit code; a process that others trained with ends here, since it would wait for them."""
+    hosts = sys.modules.get("agentrl_jax.runtime.hosts")
+    return code if hosts is None else hosts.end(code)
 
 
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
@@ -62,6 +69,11 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     train.add_argument(
         "--dry-run", action="store_true", help="print the resolved config and what it would cost; write nothing"
     )
+    hosts = train.add_argument_group("one run on several hosts", "the same command on every host, at the same time")
+    hosts.add_argument("--multihost", action="store_true", help="join the hosts that a TPU slice, GKE or Slurm names")
+    hosts.add_argument("--coordinator", metavar="HOST:PORT", help="join by hand, with --processes and --process")
+    hosts.add_argument("--processes", type=int, metavar="N")
+    hosts.add_argument("--process", type=int, metavar="I", help="which this is, from 0: that one is at HOST:PORT")
     evaluate = command("eval", _evaluate, "Evaluate the newest checkpoint of a run.", overrides=True)
     evaluate.add_argument("run_dir", metavar="RUN_DIR", help="a run directory, such as runs/quickstart")
     report = command("report", _report, "Write report.html of a run directory, finished or not.")
@@ -108,7 +120,25 @@ def _add_models(models: argparse.ArgumentParser) -> None:
 def _train(arguments: argparse.Namespace) -> int:
     if arguments.workers is not None:
         arguments.overrides.append(f"rollout.workers_url={arguments.workers}")
-    config = _resolved(arguments, resume=arguments.resume)
+    by_hand = (arguments.coordinator, arguments.processes, arguments.process)
+    if any(value is not None for value in by_hand) and (None in by_hand or arguments.multihost):
+        raise UserError("--coordinator, --processes and --process go together, without --multihost")
+    if not arguments.multihost and arguments.coordinator is None:
+        return _train_one(arguments, None)
+    if arguments.dry_run:
+        raise UserError("--dry-run: looks at one host; leave out --multihost and --coordinator")
+    from agentrl_jax.runtime.hosts import join
+
+    with join(*by_hand) as hosts:
+        return _train_one(arguments, hosts)
+
+
+def _train_one(arguments: argparse.Namespace, hosts: Any) -> int:
+    """Train as the one process that there is, or as one of `hosts`."""
+    if hosts is not None:  # where a run is to go on from, one of them has seen
+        arguments.resume = hosts.first(arguments.resume)
+    with nullcontext() if hosts is None else hosts.leader_first():
+        config = _resolved(arguments, resume=arguments.resume)
     directory = Path(config.runs) / config.name
     if arguments.dry_run:
         if arguments.resume:
@@ -123,7 +153,9 @@ def _train(arguments: argparse.Namespace) -> int:
 
     source = Source(file=Path(arguments.config), overrides=arguments.overrides)
     _begun.append(directory)
-    summary = train(config, directory, resume=arguments.resume, source=source)
+    summary = train(config, directory, resume=arguments.resume, source=source, hosts=hosts)
+    if hosts is not None and not hosts.leads:
+        return 0
     print(_outcome(summary))
     print(f"report   {directory / 'report.html'}\nsummary  {directory / 'summary.json'}")
     return 0

@@ -106,8 +106,14 @@ def on_device(tree: Any) -> Any:
 
 
 def put_row(row: int | Array, tree: Any) -> Array:
-    """A row number on the devices of `tree`, transferred explicitly."""
-    return row if isinstance(row, jax.Array) else jax.device_put(np.int32(row), beside(tree))
+    """A row number on the devices of `tree`, those of other processes too, transferred explicitly."""
+    if isinstance(row, jax.Array):
+        return row
+    place, value = beside(tree), np.asarray(row, np.int32)
+    if place is None or place.is_fully_addressable:
+        return jax.device_put(value, place)
+    shards = [jax.device_put(value, device) for device in place.addressable_devices]
+    return jax.make_array_from_single_device_arrays((), place, shards)
 
 
 def rows_sharding(batch: TokenBatch) -> NamedSharding | None:

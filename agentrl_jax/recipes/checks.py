@@ -47,6 +47,7 @@ _COUNTS = {  # smallest whole number that makes sense
 _POSITIVE = {
     "rollout": ("temperature", "start_deadline_s", "step_deadline_s", "stall_s"),
     "external": ("deadline_s", "reload_deadline_s"),
+    "hosts": ("timeout_s", "lost_s"),
     "sft": ("learning_rate", "max_grad_norm"),
     "loop": ("learning_rate", "max_grad_norm"),
 }

@@ -283,6 +283,18 @@ class Checkpoints:
 
 
 @dataclass(frozen=True, kw_only=True)
+class HostLimits:
+    """How long the processes of a run on several hosts wait for each other before all end with a line that says why.
+
+    `timeout_s`: for one that comes late to a meeting (it is in a long rollout, and the others have ended theirs), or
+    stays in a phase that needs all of them. `lost_s`: for a sign of life of one that may be gone.
+    """
+
+    timeout_s: float = 1800.0
+    lost_s: float = 60.0
+
+
+@dataclass(frozen=True, kw_only=True)
 class MeshShape:
     """How many devices lie along each axis of the learner's mesh; one axis of -1 takes those that the others leave.
 
@@ -315,6 +327,7 @@ class RunConfig:
     # `sampler_devices` sample and the others learn; a publication goes from device to device.
     placement: Literal["colocated", "split"] = "colocated"
     sampler_devices: int = 0
+    hosts: HostLimits = field(default_factory=HostLimits)
     # What the backward pass recomputes of each layer: less memory, up to a third more work. True is full.
     remat: bool | Remat = False
     logprob_chunk: int = 2048  # tokens projected to the vocabulary at once

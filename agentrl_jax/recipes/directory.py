@@ -18,7 +18,7 @@ from agentrl_jax.recipes.describe import describe
 from agentrl_jax.runtime.sinks import write_json
 
 # Settings of the machines, not of what is computed: a run may go on under others.
-_ELSEWHERE = ("mesh", "placement", "sampler_devices")
+_ELSEWHERE = ("mesh", "placement", "sampler_devices", "hosts")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from agentrl_jax.protocol import StopReason
 from agentrl_jax.recipes.guards import refuse_broken
+from agentrl_jax.recipes.shares import own, together
 from agentrl_jax.rollout.collect import EpisodePlan
 from agentrl_jax.rollout.records import Trajectory
 
@@ -31,7 +32,8 @@ def evaluate(run: Run, *, stage: str, split: str, episodes: int, seed: int) -> d
     ]
     e = run.config.evaluation
     with run.clock.phase("evaluation"):
-        found = sorted(run.collect(plans, temperature=e.temperature, cut=e.cut), key=lambda t: t.group)
+        mine = run.collect(own(run.hosts, plans), temperature=e.temperature, cut=e.cut)
+        found = together(run.hosts, sorted(mine, key=lambda t: t.group))
     refuse_broken(found, run.config.rollout.max_failure_fraction)
     return {"stage": stage, "step": run.step, "at": run.at, "split": split, **measure(found)}
 

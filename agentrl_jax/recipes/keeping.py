@@ -10,6 +10,7 @@ import tokenizers
 from agentrl_jax.errors import UserError
 from agentrl_jax.recipes.config import Place, RunConfig
 from agentrl_jax.recipes.describe import describe
+from agentrl_jax.recipes.shares import store_of
 from agentrl_jax.rollout.codec import digest
 from agentrl_jax.runtime.store import Writer, committed
 
@@ -17,10 +18,10 @@ if TYPE_CHECKING:
     from agentrl_jax.recipes.policy import Policy
 
 
-def open_store(config: RunConfig, policy: Policy, directory: Path, *, resume: bool) -> Writer:
-    """The writer of `config.store`; raises `UserError` where trajectories of another run lie there."""
+def open_store(config: RunConfig, policy: Policy, directory: Path, *, resume: bool, index: int = 0) -> Writer:
+    """The writer of process `index` of `config.store`; raises `UserError` where trajectories of another run lie."""
     assert config.store is not None
-    place, about = _place(config.store, directory), about_run(config, policy)
+    place, about = _place(store_of(config.store, index), directory), about_run(config, policy)
     found = committed(place)
     if found is not None and found.trajectories and not (resume and found.about == about):
         raise UserError(

@@ -10,6 +10,7 @@ import numpy as np
 
 from agentrl_jax.errors import UserError
 from agentrl_jax.recipes.guards import refuse_broken, refuse_thin
+from agentrl_jax.recipes.shares import groups_together, own
 from agentrl_jax.rl.staleness import learning_rate_cap
 from agentrl_jax.rollout.collector import Finished
 from agentrl_jax.rollout.episode import EpisodePlan
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 def admit(run: Run, plans: Sequence[EpisodePlan], finished: Finished) -> None:
     """Have the episodes of a step begin, as slots and workers allow; those that a checkpoint brought back are over."""
     r = run.config.rollout
-    missing = [plan for plan in plans if not run.buffer.holds(plan.group, plan.member)]
+    missing = [plan for plan in own(run.hosts, plans) if not run.buffer.holds(plan.group, plan.member)]
     run.start(missing, finished, temperature=r.temperature, cut=r.cut)
 
 
@@ -35,14 +36,14 @@ def roll_out(
     Failures are among them, as data with their causes; trajectories of later steps stay in the buffer. The figures are
     `waited_s`, and `lag_mean` and `lag_max` over the sampled tokens, in steps.
     """
-    wanted = list(dict.fromkeys(plan.group for plan in plans))
+    wanted = list(dict.fromkeys(plan.group for plan in own(run.hosts, plans)))
     begun = time.perf_counter()
     with run.clock.phase("rollout"):
         while not run.buffer.complete(wanted):
             take_in(run, finished, wait=True)
     waited = time.perf_counter() - begun
-    groups = run.buffer.pop(wanted)
-    found = [t for group in groups for t in group]
+    mine = run.buffer.pop(wanted)
+    found = [t for group in mine for t in group]
     lags = _lags(found, run.version)
     if lags.size and lags.max() > loop.max_lag:  # the engine here cannot do that; a server can
         old = sum(any(_lags([t], run.version) > loop.max_lag) for t in found)
@@ -50,6 +51,8 @@ def roll_out(
             f"{old} of {len(found)} episodes were sampled by older params than loop.max_lag={loop.max_lag} allows: was "
             "the inference server restarted meanwhile? --resume publishes anew"
         )
+    groups = groups_together(run.hosts, mine)
+    found = [t for group in groups for t in group]
     refuse_broken(found, run.config.rollout.max_failure_fraction)
     refuse_thin(found, run.config.rollout.min_valid_fraction)
     lag_mean, lag_max = (float(lags.mean()), int(lags.max())) if lags.size else (0.0, 0)

@@ -134,7 +134,7 @@ def _adapted(config: RunConfig, model: llama.LlamaConfig, params: Any, placement
     from agentrl_jax.runtime import adapters
 
     loaded = adapters.load(Path(policy.adapter).expanduser(), model)[1]
-    return fresh.replace(adapters=jax.device_put(loaded, jax.tree.map(lambda x: x.sharding, fresh.adapters)))
+    return fresh.replace(adapters=sharding.put(loaded, jax.tree.map(lambda x: x.sharding, fresh.adapters)))
 
 
 def _check_adapter(policy: PretrainedPolicy, directory: str, model: llama.LlamaConfig) -> None:

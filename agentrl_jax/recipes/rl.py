@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
@@ -12,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from agentrl_jax import sharding
 from agentrl_jax.batch import TokenBatch
 from agentrl_jax.errors import UserError
 from agentrl_jax.learner.score import Scorer, make_score
@@ -19,6 +21,7 @@ from agentrl_jax.learner.update import Update, make_update
 from agentrl_jax.recipes.evaluate import evaluate, measure
 from agentrl_jax.recipes.optimizing import make_optimizer
 from agentrl_jax.recipes.pacing import admit, capped_rate, roll_out, take_in
+from agentrl_jax.recipes.shares import micro_batches, renumbered, spread, summed
 from agentrl_jax.rl.objective import assign, policy_loss
 from agentrl_jax.rl.rewards import check_rewards, decided
 from agentrl_jax.rollout.collector import Finished
@@ -51,10 +54,10 @@ def rl(run: Run) -> None:
     assert loop is not None
     objective, optimizer = loop.objective, optimizer_of(loop)
     update = update_of(loop, run.scorer)
-    credit, score = make_credit(loop), make_score(run.scorer, micro_rows=loop.micro_rows)
+    credit, score = make_credit(loop, run.everywhere), make_score(run.scorer, micro_rows=loop.micro_rows)
     state, start = run.begin(optimizer, reference=objective.kl is not None)
 
-    def rescore(batch: TokenBatch, micro: range) -> TokenBatch:
+    def rescore(batch: TokenBatch, micro: list[int]) -> TokenBatch:
         """Log-probs under the params at the start of the step and under the reference, where something reads them."""
         if loop.rescores:
             batch = batch._replace(old_logprobs=score(state.params, batch, micro))
@@ -72,17 +75,20 @@ def rl(run: Run) -> None:
         groups, pace = roll_out(run, loop, ahead.popleft(), finished)
         with run.clock.phase("update"):
             host, outcomes = assemble(run, loop, groups)
-            micro = range(0, max(loop.micro_rows, used_rows(host)), loop.micro_rows)
-            batch = rescore(jax.device_put(host, run.rows), micro)
-            batch, *figures = credit(batch, jax.device_put(outcomes, run.everywhere))
-            rewards, advantages = jax.device_get(figures)
+            figures = {"packed_rows": used_rows(host), "trained_tokens": carried(host, outcomes)}
+            everyones = run.hosts.exchange({**figures, **run.engine.counters.since(before)})
+            used, totals = [part["packed_rows"] for part in everyones], summed(everyones)
+            micro = micro_batches(used, len(host.tokens) * run.hosts.count, loop.micro_rows)
+            batch = rescore(spread(host, run.rows), micro)
+            batch, *credited = credit(batch, sharding.put(outcomes, run.everywhere))
+            rewards, advantages = jax.device_get(credited)
             refuse_wrong(groups, rewards, outcomes.valid)
             for _ in range(loop.updates_per_batch):
                 state, info = update.step(state, batch, micro)
-            row = run.learned(state, info, trained_tokens=carried(host, outcomes) * loop.updates_per_batch)
+            row = run.learned(state, info, trained_tokens=totals.pop("trained_tokens") * loop.updates_per_batch)
         run.store_all(groups)
         run.transcribe(groups, rewards, advantages)
-        row |= {"packed_rows": used_rows(host), **run.engine.counters.since(before), **pace}
+        row |= {**totals, **pace}
         row |= step_figures(groups, outcomes, rewards)
         every = run.config.evaluation.every
         if every and (step + 1) % every == 0 and step + 1 < loop.steps:
@@ -137,7 +143,7 @@ def refuse_wrong(groups: Groups, rewards: np.ndarray, valid: np.ndarray) -> None
 
 
 def assemble(run: Run, loop: Loop, groups: Groups) -> tuple[TokenBatch, Outcomes]:
-    """Host arrays of one step: the packed rows and what the verifier said."""
+    """Host arrays of one step: the packed rows of this process, and what the verifier said of all."""
     outcomes = read_outcomes(groups, loop)
     packed = [
         [] if loop.skip_constant_groups and is_constant(outcomes, i) else list(group) for i, group in enumerate(groups)
@@ -146,10 +152,12 @@ def assemble(run: Run, loop: Loop, groups: Groups) -> tuple[TokenBatch, Outcomes
         constant = np.asarray([not group for group in packed])
         outcomes = outcomes._replace(keep=outcomes.keep & ~constant[:, None])
     segments = 1 if run.policy.renderer.appends else run.config.rollout.max_segments
-    rows, vocab = loop.tasks * loop.group * segments, run.policy.model.vocab_size
+    mine = run.hosts.share(loop.tasks)
+    rows, vocab = len(mine) * loop.group * segments, run.policy.model.vocab_size
     # A batch that may hold kept sets always does: their coming and going would compile again.
     settings: Any = {"group_size": loop.group, "pad_id": 0, "vocab_size": vocab, "kept": run.config.rollout.records}
-    return pack(packed, rows=rows, width=loop.width, **settings), outcomes
+    host = pack(packed[mine.start : mine.stop], rows=rows, width=loop.width, **settings)
+    return renumbered(host, mine, loop.group, loop.tasks), outcomes
 
 
 def read_outcomes(groups: Groups, loop: Loop) -> Outcomes:
@@ -181,10 +189,10 @@ def is_constant(outcomes: Outcomes, group: int) -> bool:
     return len(pairs) <= 1
 
 
-def make_credit(loop: Loop) -> Any:
-    """Jitted once: rewards from outcomes, advantages per group, weights per token."""
+def make_credit(loop: Loop, everywhere: Any = None) -> Any:
+    """Jitted once: rewards from outcomes, advantages per group, weights per token; the first two `everywhere`."""
 
-    @jax.jit
+    @partial(jax.jit, out_shardings=(None, everywhere, everywhere))
     def credit(batch: TokenBatch, o: Outcomes) -> tuple[TokenBatch, jax.Array, jax.Array]:
         rewards = loop.reward(o.violated, o.outcome, o.quality)
         # Quality ranks successes only where outcomes differ: alone it would be blown up to unit size.

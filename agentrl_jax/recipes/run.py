@@ -25,6 +25,7 @@ from agentrl_jax.recipes.directory import require_space
 from agentrl_jax.recipes.guards import Drops
 from agentrl_jax.recipes.optimizing import memory_kind
 from agentrl_jax.recipes.policy import Policy, scorer
+from agentrl_jax.recipes.shares import home, position
 from agentrl_jax.recipes.transcripts import transcript
 from agentrl_jax.rollout.buffer import Buffer
 from agentrl_jax.rollout.collector import Collector, Finished
@@ -37,6 +38,7 @@ from agentrl_jax.runtime.checkpoint import Checkpoints
 from agentrl_jax.runtime.clock import Clock
 from agentrl_jax.runtime.engine import Engine
 from agentrl_jax.runtime.external import ExternalSampler
+from agentrl_jax.runtime.hosts import Hosts
 from agentrl_jax.runtime.interrupts import Interrupts
 from agentrl_jax.runtime.progress import Progress
 from agentrl_jax.runtime.publish import publish
@@ -81,10 +83,16 @@ class Run:
     store: Writer | None = None  # where the trajectories go that are trained on
     shown: list[int] = field(default_factory=list)  # trajectories in each store that sft learned from, when it read it
     reference: Any = None  # the frozen anchor of a KL term, where there is one
+    hosts: Hosts = field(default_factory=Hosts)  # the processes that train it together
+
+    @cached_property
+    def home(self) -> Path:
+        """Where this process writes what it sampled."""
+        return home(self.directory, self.hosts)
 
     @cached_property
     def drops(self) -> Drops:
-        return Drops(self.config.rollout.max_consecutive_drops, self.directory)
+        return Drops(self.config.rollout.max_consecutive_drops, self.home)
 
     # -- placement ---------------------------------------------------------------------------------------------
 
@@ -207,20 +215,23 @@ class Run:
         if "waited_s" in row:
             row["learner_idle"] = round(row["waited_s"] / lap, 4)
         self.sinks.metrics(row)
-        write_json(self.directory / "timing.json", self.clock.seconds)
+        if self.hosts.leads:
+            write_json(self.directory / "timing.json", self.clock.seconds)
         shown = ("loss", "success", "reward", "violation_rate", "tokens_per_s", "validation_success")
         self.progress.update(self.step, **{name: row.get(name) for name in shown})
         self.recorded = self._position(done)
-        self.checkpoints.check()
+        if not any(self.hosts.exchange(self.checkpoints.saving)):
+            self.checkpoints.check()
         if done or self.step % self.config.checkpoints.every == 0:
             self.keep()
-        self.interrupts.check()
+        if self.hosts.count == 1:  # else only at a meeting: one that stopped by itself would leave the others waiting
+            self.interrupts.check()
 
     def keep(self) -> None:
         """Checkpoint the last recorded step, unless that is done or the params have gone on since."""
         if self.recorded is None or self.recorded["at"] != self.at or self.kept == self.at:
             return
-        record = {**self.recorded, "buffer": self.recorded["buffer"].to_json()}
+        record = position(self.hosts, {**self.recorded, "buffer": self.recorded["buffer"].to_json()})
         score = self.measured[1] if self.measured is not None and self.measured[0] == self.at else None
         with self.clock.phase("checkpoint"):
             self.checkpoints.save(self.at, self._tree(self.state), record, score=score)
@@ -247,11 +258,12 @@ class Run:
         """Keep the trajectories of the step, where the run has a store."""
         if self.store is not None:
             with self.clock.phase("store"):
-                self.store.append([t for group in groups for t in group], step=self.at)
+                mine = self.hosts.share(len(groups))
+                self.store.append([t for group in groups[mine.start : mine.stop] for t in group], step=self.at)
 
     def transcribe(self, groups: Sequence[Sequence[Trajectory]], rewards: np.ndarray, advantages: np.ndarray) -> None:
         """A few transcripts of the step, those with the largest advantages first: they say what it learned."""
-        flat = [(abs(float(advantages[p, t.member])), p, t) for p, group in enumerate(groups) for t in group]
+        flat = [(abs(float(advantages[p, t.member])), p, t) for p in self.hosts.share(len(groups)) for t in groups[p]]
         for _, p, t in sorted(flat, key=lambda item: -item[0])[:_TRANSCRIPTS_A_STEP]:
             reward, advantage = float(rewards[p, t.member]), float(advantages[p, t.member])
             row = transcript(t, self.policy.tokenizer, reward=reward, advantage=advantage)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import jax
 import numpy as np
 import optax
 
+from agentrl_jax import sharding
 from agentrl_jax.batch import TokenBatch
 from agentrl_jax.learner.score import Scorer
 from agentrl_jax.learner.update import Update, make_update
@@ -41,7 +41,7 @@ def sft(run: Run) -> None:
             break
         with run.clock.phase("sft"):
             host = select(data, settings, run.config.seed, step, handles)
-            batch = jax.device_put(host, run.rows)
+            batch = sharding.put(host, run.rows)
             state, info = update.step(state, batch, range(0, settings.rows, settings.micro_rows))
             row = run.learned(state, info, trained_tokens=int(host.action_mask.sum()))
         if settings.until_success is not None and (step + 1) % settings.check_every == 0:

@@ -28,6 +28,7 @@ from agentrl_jax.recipes.directory import Source, claimed, discard, prepare, req
 from agentrl_jax.recipes.external import open_sampler
 from agentrl_jax.recipes.keeping import open_store
 from agentrl_jax.recipes.run import Run
+from agentrl_jax.recipes.shares import HOSTS, check_hosts, check_rows, home, own_buffer, stored_of
 from agentrl_jax.rollout.buffer import Buffer
 from agentrl_jax.rollout.collect import Driver
 from agentrl_jax.rollout.collector import Collector
@@ -41,40 +42,65 @@ from agentrl_jax.runtime.engine import Engine
 from agentrl_jax.runtime.external import ExternalSampler
 from agentrl_jax.runtime.fleet import spread
 from agentrl_jax.runtime.grammars import Grammars
+from agentrl_jax.runtime.hosts import Hosts
 from agentrl_jax.runtime.interrupts import Interrupted, Interrupts
 from agentrl_jax.runtime.progress import Progress
 from agentrl_jax.runtime.sinks import RunSinks, write_json
 
 
 def train(
-    config: RunConfig, directory: Path, *, resume: bool = False, quiet: bool = False, source: Source | None = None
-) -> dict[str, Any]:
+    config: RunConfig, directory: Path, *, resume: bool = False, quiet: bool = False, source: Source | None = None,
+    hosts: Hosts | None = None,
+) -> dict[str, Any]:  # fmt: skip
     """Run every stage of a config; returns the summary that is also written to `summary.json`.
 
     `source` is where the config came from, kept with the run for `evaluate_run`. With `resume` it goes on from the
-    newest checkpoint in `directory`, to the same parameters bit for bit.
+    newest checkpoint in `directory`, to the same parameters bit for bit. `hosts` (from `runtime.hosts.join`): the
+    processes that call this at the same time; all of them see `directory`.
 
     Raises `UserError` for anything the user can put right, before anything is written.
     """
+    hosts = hosts or Hosts()
+    hosts.timeout_s, hosts.lost_s = config.hosts.timeout_s, config.hosts.lost_s
     suite, policy = resolve(config)
     meshes.check_mesh(config, policy.model)
+    check_hosts(config, hosts)
     if not resume:  # a run that goes on may have learned from them already
         open_stores(config, policy)
     require_space(directory, config.rollout.free_space_gb)
-    prepare(config, directory, resume=resume, source=source)
+    if hosts.leads:
+        prepare(config, directory, resume=resume, source=source)
     with ExitStack() as stack:
-        stack.enter_context(claimed(directory))
+        if hosts.leads:
+            stack.enter_context(claimed(directory))
+        hosts.exchange(None)
+        _require_sight(directory, hosts)
         interrupts = stack.enter_context(Interrupts())
         try:
-            summary = _run_stages(config, suite, policy, directory, stack, interrupts, resume=resume, quiet=quiet)
-        except UserError:
-            if not (directory / "metrics.jsonl").exists() or not (directory / "metrics.jsonl").stat().st_size:
+            summary = _run_stages(
+                config, suite, policy, directory, stack, interrupts, hosts=hosts, resume=resume, quiet=quiet
+            )
+        except BaseException as error:
+            begun = (directory / "metrics.jsonl").exists() and (directory / "metrics.jsonl").stat().st_size
+            if isinstance(error, UserError) and hosts.leads and not begun:
                 discard(directory)  # it never came to a step: the name is free again
+            if not (isinstance(error, Interrupted) and hosts.stopped):
+                hosts.failed(error)  # before anything is closed that may wait for the others
             raise
-    from agentrl_jax.report.html import build
+    if hosts.leads:
+        from agentrl_jax.report.html import build
 
-    build(directory)
+        build(directory)
     return summary
+
+
+def _require_sight(directory: Path, hosts: Hosts) -> None:
+    if not (directory / "config.json").is_file():
+        raise UserError(
+            f"{directory}: process {hosts.index} of {hosts.count} does not see what process 0 has written there; give "
+            "a place that all hosts share with runs=DIR"
+        )
+    home(directory, hosts).mkdir(parents=True, exist_ok=True)
 
 
 def _run_stages(
@@ -85,21 +111,24 @@ def _run_stages(
     stack: ExitStack,
     interrupts: Interrupts,
     *,
+    hosts: Hosts,
     resume: bool,
     quiet: bool,
 ) -> dict[str, Any]:
-    run = open_run(config, suite, policy, directory, stack, interrupts, resume=resume, quiet=quiet)
+    run = open_run(config, suite, policy, directory, stack, interrupts, hosts=hosts, resume=resume, quiet=quiet)
     stack.enter_context(jax.transfer_guard("disallow"))
     try:
         _go_through_stages(run)
     except Interrupted:
+        hosts.agree_to_stop()
         run.keep()
         run.checkpoints.wait()
         raise
     run.checkpoints.wait()
-    summary = summarize(run)
-    write_json(run.directory / "summary.json", summary)
-    return summary
+    summary = summarize(run) if hosts.leads else None
+    if hosts.leads:
+        write_json(run.directory / "summary.json", summary)
+    return hosts.first(summary)
 
 
 def _go_through_stages(run: Run) -> None:
@@ -142,15 +171,22 @@ def open_run(
     resume: bool,
     quiet: bool,
     evaluating: bool = False,
+    hosts: Hosts | None = None,
 ) -> Run:
+    hosts = hosts or Hosts()
     mesh = meshes.make(config)
+    check_rows(mesh)
     c = config.checkpoints
     checkpoints = Checkpoints(directory / "checkpoints", keep=c.keep, best=c.best, read_only=evaluating)
     stack.callback(checkpoints.close)
-    latest = checkpoints.latest() if resume else None
+    latest = hosts.first(checkpoints.latest() if resume else None)
     # A server that does not answer is known before the params are read.
     external = stack.enter_context(open_sampler(config, policy, directory)) if config.external.url is not None else None
-    kept = None if config.store is None or evaluating else open_store(config, policy, directory, resume=resume)
+    kept = (
+        None
+        if config.store is None or evaluating
+        else open_store(config, policy, directory, resume=resume, index=hosts.index)
+    )
     store = None if kept is None else stack.enter_context(kept)
     params = policies.initial_params(config, policy, meshes.placement(config, policy.model, mesh))
     r = config.rollout
@@ -159,6 +195,7 @@ def open_run(
     )
     # An evaluation beside a run at work must not take that run's processes for orphans.
     label = run_label(directory) + (f"-eval-{os.getpid()}" if evaluating else "")
+    label += f"-{hosts.index}" if hosts.index else ""  # and of the processes of one run, one not another's
     if suite.reap is not None:
         suite.reap(label)
         stack.callback(suite.reap, label)
@@ -169,8 +206,9 @@ def open_run(
     stack.callback(pool.close)
     grammars, grammar = constraint(config, policy, suite)
     engine = external or _engine(config, policy, grammars)
-    sinks = stack.enter_context(RunSinks(directory / "evaluation" if evaluating else directory))
-    progress = stack.enter_context(Progress(config.name, quiet=quiet))
+    place = directory / "evaluation" if evaluating else home(directory, hosts)
+    sinks = stack.enter_context(RunSinks(place, figures=hosts.leads))
+    progress = stack.enter_context(Progress(config.name, quiet=quiet or not hosts.leads))
     collector = stack.enter_context(_collector(config, policy, engine, pool, grammar))  # opened last: it uses the rest
     run = Run(
         config=config,
@@ -188,7 +226,9 @@ def open_run(
         buffer=Buffer(1 if config.loop is None else config.loop.group),
         interrupts=interrupts,
         store=store,
+        hosts=hosts,
     )
+    hosts.watch(lambda: run.clock.now, interrupts)
     if latest is not None:
         _go_back_to(run, checkpoints.record(latest))
     elif resume:  # it stopped before its first checkpoint
@@ -257,10 +297,13 @@ def _go_back_to(run: Run, record: dict[str, Any]) -> None:
     """Take up a checkpoint's position; rows and trajectories of later steps are dropped, since they will come again."""
     run.restored, run.at, run.version = record, int(record["at"]), int(record["version"])
     run.trained_tokens, run.clock = int(record["trained_tokens"]), Clock(record["seconds"])
-    run.buffer = Buffer.from_json(record["buffer"])
+    tasks = 1 if run.config.loop is None else run.config.loop.tasks
+    run.buffer = Buffer.from_json(own_buffer(run.hosts, record["buffer"], tasks))
     run.shown = record.get("shown", [])
     if run.store is not None:
-        run.store.truncate(record["stored"])
+        run.store.truncate(stored_of(record["stored"], run.hosts.index))
+    if run.hosts.leads:
+        _cut_what_is_left(run, record)
     dropped = run.sinks.truncate_after(lambda row: row["at"] > run.at)
     run.progress.note(f"resumed at {record['stage']} step {record['step']}; {dropped} later rows will be written again")
 
@@ -272,13 +315,26 @@ def _evaluate_around(run: Run, stage: str) -> None:
     run.evaluated({**row, "final": True})
 
 
+def _cut_what_is_left(run: Run, record: dict[str, Any]) -> None:
+    """Go back also in what processes wrote that are no more: there were more when the checkpoint was written."""
+    gone = (path for path in (run.directory / HOSTS).glob("[0-9]*") if int(path.name) >= run.hosts.count)
+    for path in gone:
+        with RunSinks(path, figures=False) as sinks:
+            sinks.truncate_after(lambda row: row["at"] > run.at)
+    stored = record["stored"]
+    for index in range(run.hosts.count, len(stored) if isinstance(stored, list) else 0):
+        with open_store(run.config, run.policy, run.directory, resume=True, index=index) as store:
+            store.truncate(stored[index])
+
+
 def _evaluations(run: Run) -> list[dict[str, Any]]:
     path = run.directory / "evaluations.jsonl"
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
 def _has_evaluation(run: Run, stage: str, *, final: bool = True) -> bool:
-    return any(row["stage"] == stage and row.get("final", False) == final for row in _evaluations(run))
+    rows = _evaluations(run) if run.hosts.leads else []  # another may see the file without its last lines
+    return run.hosts.first(any(row["stage"] == stage and row.get("final", False) == final for row in rows))
 
 
 def _index(config: RunConfig, stage: str) -> int:

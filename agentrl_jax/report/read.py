@@ -45,11 +45,16 @@ def read(run_dir: str | Path) -> RunRecord:
         config=config,
         metrics=metrics,
         evaluations=evaluations,
-        transcripts=_read_lines(run_dir / "transcripts.jsonl"),
+        transcripts=tuple(row for place in _sampled(run_dir) for row in _read_lines(place / "transcripts.jsonl")),
         timing=_read_json(run_dir / "timing.json"),
         summary=_read_json(run_dir / "summary.json"),
-        receipts=_count_lines(run_dir / "receipts.jsonl"),
+        receipts=sum(_count_lines(place / "receipts.jsonl") for place in _sampled(run_dir)),
     )
+
+
+def _sampled(run_dir: Path) -> list[Path]:
+    """Where the processes of a run have written what they sampled: the first in the run's directory."""
+    return [run_dir, *sorted(run_dir.glob("hosts/*"))]
 
 
 def _read_json(path: Path) -> Row:

@@ -62,12 +62,11 @@ def triage(run_dir: Path, last: int = 100, max_unknown: float = MAX_UNKNOWN) -> 
 
     Raises `UserError` where the run has no receipts, or names the line that is none.
     """
-    path = run_dir / "receipts.jsonl"
-    rows, total = _read(path, last)
+    rows, total = _newest(run_dir, last)
     doubted = _doubted([receipt for _, receipt in rows])
     groups: dict[str, dict[str, _Group]] = {str(cause): defaultdict(_Group) for cause in Cause}
     succeeded = 0
-    for line, receipt in rows:
+    for place, receipt in rows:
         cause, what = doubted.get(receipt.get("replay_id", "")) or _judge(receipt)
         if cause is None:
             succeeded += 1
@@ -75,7 +74,7 @@ def triage(run_dir: Path, last: int = 100, max_unknown: float = MAX_UNKNOWN) -> 
         group = groups[str(cause)][what]
         group.count += 1
         group.tasks[str(receipt["task"]["id"])] = None
-        group.example = f"{path}:{line}"
+        group.example = place
     tables = {cause: _table(found) for cause, found in groups.items()}
     rates = {cause: sum(finding.count for finding in table) / len(rows) for cause, table in tables.items()}
     unknown = rates[Cause.UNKNOWN]
@@ -104,6 +103,16 @@ def table(found: Triage, run_dir: Path) -> str:
             tasks = f"{len(finding.tasks)} tasks" if len(finding.tasks) > 1 else next(iter(finding.tasks))
             lines.append(f"{finding.count:6d}  {finding.what}  ({tasks}; agentrl replay {finding.example})")
     return "\n".join(lines)
+
+
+def _newest(run_dir: Path, last: int) -> tuple[list[tuple[str, Receipt]], int]:
+    """The newest receipts, each with the place that `agentrl replay` takes, and how many there are; those of a run on
+    several hosts lie in a file a process, and equally far from the ends of these is equally new."""
+    paths = [run_dir / "receipts.jsonl", *sorted(run_dir.glob("hosts/*/receipts.jsonl"))]
+    found = [(path, *_read(path, last)) for path in paths if path is paths[0] or path.stat().st_size]
+    rows = [(total - line, f"{path}:{line}", receipt) for path, read, total in found for line, receipt in read]
+    rows.sort(key=lambda row: -row[0])
+    return [(place, receipt) for _, place, receipt in rows[-last:]], sum(total for _, _, total in found)
 
 
 def _read(path: Path, last: int) -> tuple[list[tuple[int, Receipt]], int]:

@@ -51,9 +51,13 @@ class Checkpoints:
             arguments = ocp.args.Composite(state=ocp.args.StandardSave(state), record=ocp.args.JsonSave(record))
             self._manager.save(number, args=arguments, metrics={"score": score})
 
+    @property
+    def saving(self) -> bool:
+        return self._manager.is_saving_in_progress()
+
     def check(self) -> None:
         """Raises `UserError` where a save has failed meanwhile; never waits."""
-        if not self._manager.is_saving_in_progress():
+        if not self.saving:
             self.wait()
 
     def wait(self) -> None:

@@ -16,14 +16,24 @@ class Clock:
         self._before = sum(seconds.values())
         self._phases = {name: s for name, s in seconds.items() if name != OTHER}
         self._started = self._lap = time.perf_counter()
+        self._now = OTHER, self._started
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
         start = time.perf_counter()
+        before, self._now = self._now[0], (name, start)
         try:
             yield
         finally:
-            self._phases[name] = self._phases.get(name, 0.0) + time.perf_counter() - start
+            end = time.perf_counter()
+            self._phases[name] = self._phases.get(name, 0.0) + end - start
+            self._now = before, end
+
+    @property
+    def now(self) -> tuple[str, float]:
+        """The phase it is, and for how many seconds it has been."""
+        name, since = self._now
+        return name, time.perf_counter() - since
 
     @property
     def seconds(self) -> dict[str, float]:

@@ -38,6 +38,7 @@ class Interrupts:
 
     def __init__(self) -> None:
         self._noted: int | None = None
+        self._passed_on: int | None = None
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Self:
@@ -52,10 +53,19 @@ class Interrupts:
             signal.signal(number, handler)
         self._before.clear()
 
+    @property
+    def noted(self) -> int | None:
+        """The signal that came since the run began, to this process or to another one of the run."""
+        return self._passed_on if self._noted is None else self._noted
+
+    def pass_on(self, number: int) -> None:
+        """Take note of a signal that another process of the run was sent."""
+        self._passed_on = number
+
     def check(self) -> None:
         """Raises `Interrupted` where a signal came since the run began."""
-        if self._noted is not None:
-            raise Interrupted(self._noted)
+        if self.noted is not None:
+            raise Interrupted(self.noted)
 
     def _on_signal(self, number: int, _: FrameType | None) -> None:
         if self._noted is not None:

@@ -110,25 +110,29 @@ class TensorBoardSink:
 class RunSinks:
     """All the sinks of one run directory; use it as a context manager.
 
-    `metrics`, `evaluation`, `transcript`, `receipt` and `broken` each write one row.
+    `metrics`, `evaluation`, `transcript`, `receipt` and `broken` each write one row. Without `figures` the first two
+    write nothing: of several processes one has them.
     """
 
-    def __init__(self, run_dir: str | Path, *, tensorboard: bool = True) -> None:
+    def __init__(self, run_dir: str | Path, *, tensorboard: bool = True, figures: bool = True) -> None:
         run_dir = Path(run_dir)
-        self._metrics = JsonlSink(run_dir / "metrics.jsonl")
-        self._evaluations = JsonlSink(run_dir / "evaluations.jsonl")
+        tensorboard = tensorboard and figures
+        self._metrics = JsonlSink(run_dir / "metrics.jsonl") if figures else None
+        self._evaluations = JsonlSink(run_dir / "evaluations.jsonl") if figures else None
         self._transcripts = JsonlSink(run_dir / "transcripts.jsonl")
         self._receipts = JsonlSink(run_dir / "receipts.jsonl")
         self._broken = JsonlSink(run_dir / "infrastructure.jsonl")
         self._board = TensorBoardSink(run_dir / "tensorboard") if tensorboard else None
 
     def metrics(self, row: Row) -> None:
-        self._metrics.write(row)
+        if self._metrics is not None:
+            self._metrics.write(row)
         if self._board is not None:
             self._board.write(row)
 
     def evaluation(self, row: Row) -> None:
-        self._evaluations.write(row)
+        if self._evaluations is not None:
+            self._evaluations.write(row)
         if self._board is not None:
             self._board.write(_as_evaluation(row))
 
@@ -145,14 +149,15 @@ class RunSinks:
     def truncate_after(self, is_later: Callable[[Row], bool]) -> int:
         """Drops the later rows of metrics, evaluations and transcripts, and from TensorBoard. Receipts carry no
         step of the run: they are a log of what was executed, and what was executed stays executed."""
-        dropped = sum(sink.truncate_after(is_later) for sink in (self._metrics, self._evaluations, self._transcripts))
+        sinks = (self._metrics, self._evaluations, self._transcripts)
+        dropped = sum(sink.truncate_after(is_later) for sink in sinks if sink is not None)
         if dropped and self._board is not None:
             self._rebuild_board()
         return dropped
 
     def _rebuild_board(self) -> None:
         """TensorBoard's files cannot lose a row, so they are written anew from the rows that stayed."""
-        assert self._board is not None
+        assert self._board is not None and self._metrics is not None and self._evaluations is not None
         self._board.close()
         shutil.rmtree(self._board.directory, ignore_errors=True)
         self._board = TensorBoardSink(self._board.directory)

@@ -54,6 +54,17 @@ def run_dir(tmp_path):
     return tmp_path
 
 
+def test_a_run_on_several_hosts_is_read_as_one(tmp_path):
+    for place, names in ((tmp_path, "abcd"), (tmp_path / "hosts" / "1", "wxyz"), (tmp_path / "hosts" / "2", "")):
+        place.mkdir(parents=True, exist_ok=True)
+        lines = [json.dumps(receipt(name, verdict=verdict(False), stop="budget")) + "\n" for name in names]
+        (place / "receipts.jsonl").write_text("".join(lines))
+    found = triage(tmp_path, last=4)
+    assert (found.episodes, found.of) == (4, 8)
+    (finding,) = found.tables["policy"]
+    assert set(finding.tasks) == set("cdyz") and finding.example == f"{tmp_path}/hosts/1/receipts.jsonl:4"
+
+
 def test_every_failed_episode_is_in_the_table_of_its_cause(run_dir):
     found = triage(run_dir)
     assert (found.episodes, found.of, found.succeeded, found.mended) == (24, 24, 10, 2)

@@ -1,0 +1,24 @@
+"""A run to be compared on one process and on several: 20 steps of both stages, as few programs as a run can have."""
+
+import dataclasses
+
+import small_config
+
+from agentrl_jax.recipes.config import Checkpoints, Evaluation, HostLimits, RunConfig, TinyPolicy
+
+
+def config() -> RunConfig:
+    small = small_config.config()
+    assert small.sft is not None and small.loop is not None
+    return dataclasses.replace(
+        small,
+        name="hosts",
+        policy=TinyPolicy(layers=1, width=32, heads=2, kv_heads=1, mlp_width=64, vocab_size=512),
+        rollout=dataclasses.replace(small.rollout, workers=4, slots=4),
+        sft=dataclasses.replace(small.sft, steps=8),
+        loop=dataclasses.replace(small.loop, steps=12, learning_rate=1e-3),
+        evaluation=Evaluation(episodes=4, every=0),
+        checkpoints=Checkpoints(every=2),
+        hosts=HostLimits(timeout_s=240, lost_s=120),
+        store="trajectories",
+    )
