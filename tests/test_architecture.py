@@ -24,7 +24,7 @@ ALLOWED = {
     "rl": {"batch"},
     "kernels": set(),
     "models": {"kernels", "sharding"},
-    "sampler": {"batch", "kernels", "models"},
+    "sampler": {"batch", "kernels", "models", "sharding"},
     "learner": {"batch", "rl", "kernels", "models"},
     "rollout": {"protocol", "batch"},
     "runtime": {"protocol", "batch", "sharding", "models", "sampler", "learner", "rollout"},
