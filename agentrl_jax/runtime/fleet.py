@@ -20,7 +20,7 @@ AXIS = "sampler"
 WHOLE, SPLIT, COLUMNS = PartitionSpec(), PartitionSpec(AXIS), PartitionSpec(None, AXIS)
 
 
-def spread(devices: Sequence[jax.Device], tensor: int = 1) -> NamedSharding:
+def spread(devices: Sequence[Any], tensor: int = 1) -> NamedSharding:
     """The placement of an engine whose slots are spread over these devices, all of this process.
 
     `tensor` devices in a row share one copy of the weights and the pages of their slots, by heads
@@ -38,7 +38,7 @@ class Fleet:
 
     def __init__(self, sharding: Any = None) -> None:
         mesh = sharding.mesh if isinstance(sharding, NamedSharding) else None
-        self._mesh = None if mesh is None or AXIS not in mesh.shape else mesh
+        self._mesh: Any = None if mesh is None or AXIS not in mesh.shape else mesh
         self.count = 1 if self._mesh is None else self._mesh.shape[AXIS]
         self.whole, heads = sharding, placement.pools(sharding)
         self.split = self.columns = sharding  # of the rows, and of what is drawn for them
@@ -55,7 +55,6 @@ class Fleet:
             return f(*arguments)
 
         if self.count > 1:
-            assert self._mesh is not None
             one = jax.shard_map(one, mesh=self._mesh, in_specs=specs, out_specs=out, axis_names={AXIS}, check_vma=False)
         return jax.jit(one, donate_argnums=donate, out_shardings=places)
 
@@ -80,7 +79,6 @@ class Fleet:
             return x
         if not x.is_fully_replicated:
             raise ValueError(f"Fleet.adopt: an array {x.shape} is split as {x.sharding}; expected whole arrays")
-        assert self._mesh is not None
         held, devices = {shard.device: shard.data for shard in x.addressable_shards}, list(self._mesh.devices.flat)
         if any(device not in held for device in devices) or not place.is_fully_replicated:
             return jax.device_put(next(iter(held.values())), place)
