@@ -82,7 +82,7 @@ def gathered(x: Any, logical: Sequence[str | None], dtype: Any, rules: Rules = R
     instead into a ring of slivers with a permutation between each two: 13,860 of them in a step of a 0.6 B model on 16
     chips, and twice the time. Cast first, so that half of the bytes travel.
     """
-    mesh = automatic_mesh(x)
+    mesh = _automatic_mesh(x)
     if mesh is None or mesh.shape.get("fsdp", 1) == 1:
         return x
     split = spec(logical, rules)
@@ -93,14 +93,14 @@ def gathered(x: Any, logical: Sequence[str | None], dtype: Any, rules: Rules = R
 
 def by_rows(x: Any) -> Any:
     """Activations [B, ...] split by rows alone; the array itself where no mesh shards parameters."""
-    mesh = automatic_mesh(x)
+    mesh = _automatic_mesh(x)
     if mesh is None or mesh.shape.get("fsdp", 1) * mesh.shape.get("tensor", 1) == 1:
         return x
     count = np.prod([mesh.shape[axis] for axis in axes_of("rows")])
     return x if x.shape[0] % count else jax.lax.with_sharding_constraint(x, NamedSharding(mesh, spec(("rows",))))
 
 
-def automatic_mesh(x: Any) -> Any:
+def _automatic_mesh(x: Any) -> Any:
     """The mesh that x lies on, where the compiler decides how; None without one, and inside `shard_map`."""
     mesh = jax.typeof(x).sharding.mesh
     automatic = all(kind == AxisType.Auto for kind in mesh.axis_types)
@@ -115,6 +115,11 @@ def _without(axes: Any, axis: str) -> Any:
 def rows(mesh: Mesh) -> NamedSharding:
     """How batch rows [B, ...] are spread: over `data` and `fsdp`."""
     return NamedSharding(mesh, spec(("rows",)))
+
+
+def mesh_of(x: Any) -> Mesh | None:
+    """The mesh with these axes that a traced x lies on; None: on none, or where the compiler does not place."""
+    return _automatic_mesh(x)
 
 
 def replicated(mesh: Mesh) -> NamedSharding:

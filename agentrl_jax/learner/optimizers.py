@@ -163,9 +163,8 @@ def _unit_rms(path: Any, update: Any) -> Any:
 
 
 def _clipped(max_grad_norm: float | None, *parts: optax.GradientTransformation) -> optax.GradientTransformation:
-    if max_grad_norm is None:
-        return optax.chain(*parts) if len(parts) > 1 else parts[0]
-    return optax.chain(_clip(max_grad_norm), *parts)
+    clips = () if max_grad_norm is None else (_clip(max_grad_norm),)
+    return optax.chain(*clips, *parts)
 
 
 def _rate(

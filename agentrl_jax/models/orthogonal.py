@@ -37,7 +37,7 @@ def orthogonal(x: jax.Array, logical: Logical = (None, None)) -> jax.Array:
 def _of_stack(x: jax.Array, logical: tuple[str | None, ...]) -> jax.Array:
     """x [N, in, out]."""
     each = jax.vmap(_newton_schulz)
-    mesh = sharding.automatic_mesh(x)
+    mesh = sharding.mesh_of(x)
     if mesh is None or mesh.size == 1:
         return each(x)
     count, route = x.shape[0], _route(mesh, logical)
