@@ -1,4 +1,4 @@
-"""`agentrl plan` with the TPU's own compiler, for slices that are not here: what it walks, what it refuses, its traps."""
+"""`agentrl plan` with the TPU's own compiler, for slices that are not here: what it walks, refuses and warns of."""
 
 import dataclasses
 import importlib.util
