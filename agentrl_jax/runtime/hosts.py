@@ -77,7 +77,8 @@ class Hosts:
         self._meeting = 0
         self._waiting: float | None = None  # since when, at a meeting
         self._interrupts: Interrupts | None = None
-        self._phase: Callable[[], tuple[str, float]] = lambda: ("start", 0.0)
+        began = time.monotonic()
+        self._phase: Callable[[], tuple[str, float]] = lambda: ("start", time.monotonic() - began)
         self._ended: str | None = None
         self._trouble: str | None = None
         self._raised = False
@@ -131,6 +132,11 @@ class Hosts:
             self.stopped = True
             raise Interrupted(stops[0])
         return [value for _, value in found]
+
+    def check(self) -> None:
+        """Raises `UserError` where the run cannot go on, for whoever is long at something: one of the others is gone."""
+        if self._trouble is not None and not self._raised:
+            raise self._told()
 
     def first(self, value: Any) -> Any:
         """What process 0 gave: its word holds for all."""
@@ -197,7 +203,8 @@ class Hosts:
                 self._trouble = self._found()
             if self._trouble is not None:
                 told_at = told_at or time.monotonic()
-                if time.monotonic() - told_at > _GRACE_S or not (self._raised or self._ended or self._waiting):
+                stuck = self._phase()[0] in _TOGETHER and not (self._raised or self._ended or self._waiting)
+                if stuck or time.monotonic() - told_at > _GRACE_S:
                     self._end()
 
     def _end(self) -> None:
