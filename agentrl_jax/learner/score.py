@@ -14,6 +14,8 @@ from agentrl_jax.batch import TokenBatch
 from agentrl_jax.kernels.fused_loss import logprob_loss
 from agentrl_jax.kernels.locality import is_token_local
 from agentrl_jax.kernels.logprobs import token_logprobs
+from agentrl_jax.kernels.mesh_head import split_logprobs, split_loss, split_of
+from agentrl_jax.learner import metrics
 from agentrl_jax.learner.placement import Placed, beside, put_row, rows_sharding, slice_rows
 from agentrl_jax.rl.types import Loss, Metrics
 
@@ -29,6 +31,8 @@ class Scorer(NamedTuple):
     temperature: float = 1.0  # the sampler's; see `kernels.logprobs.token_logprobs`
     chunk: int = 1024  # tokens projected to the vocabulary at once
     soft_cap: float | None = None  # bound of the logits, where the model has one
+    vocab_axes: tuple[str, ...] = ()  # mesh axes that split the vocabulary, where arrays lie on a mesh that has them
+    row_axes: tuple[str, ...] = ()  # and those that split the rows
 
     def logprobs(self, params: Any, batch: TokenBatch, *, entropy: bool = False) -> tuple[Array, Array | None]:
         """`log pi(tokens[b, t] | ancestors of t)` f32[B, T], and entropies f32[B, T] or None; 0 off actions.
@@ -36,7 +40,7 @@ class Scorer(NamedTuple):
         With `batch.kept` pi is renormalised over the tokens that the sampler had left to draw from, entropies too:
         under the sampler's params these are its log-probabilities, whatever it cut.
         """
-        return token_logprobs(*self._arrays(params, batch), **self._settings(entropy), kept=batch.kept)
+        return self._logprobs(self._arrays(params, batch), entropy, batch.kept)
 
     def loss(self, loss: Loss, params: Any, batch: TokenBatch, *, entropy: bool = False) -> tuple[Array, Metrics]:
         """`loss(logprobs, entropy, batch)`, differentiable in params; the metrics are not.
@@ -44,16 +48,29 @@ class Scorer(NamedTuple):
         A loss of separate tokens is formed with its gradient in a single pass over the vocabulary; one that pools
         tokens (a sequence ratio) takes two.
         """
-        arrays, settings = self._arrays(params, batch), self._settings(entropy) | {"kept": batch.kept}
+        arrays, kept = self._arrays(params, batch), batch.kept
         batch = batch._replace(kept=None)  # the head's alone
-        local = is_token_local(loss, entropy, batch, batch.tokens.shape)
-        form: Any = "single_pass" if local else "two_pass"
-        value, rest = logprob_loss(loss, *arrays, batch, form=form, **settings)
-        return value, rest.aux
+        if not is_token_local(loss, entropy, batch, batch.tokens.shape):
+            value, figures = loss(*self._logprobs(arrays, entropy, kept), lax.stop_gradient(batch))
+            return value, lax.stop_gradient(figures)
+        hidden, matrix, columns = arrays
+        split = split_of(hidden, matrix, self.vocab_axes, self.row_axes)
+        if split is None:
+            value, rest = logprob_loss(loss, hidden, matrix, *columns, batch, kept=kept, **self._settings(entropy))
+            return value, rest.aux
+        value, parts = split_loss(split, loss, hidden, matrix, columns, batch, kept=kept, **self._settings(entropy))
+        return value, metrics.merged(parts)
 
-    def _arrays(self, params: Any, batch: TokenBatch) -> tuple[Array, Array, Array, Array, Array]:
+    def _logprobs(self, arrays: Any, entropy: bool, kept: Array | None) -> tuple[Array, Array | None]:
+        hidden, matrix, columns = arrays
+        split = split_of(hidden, matrix, self.vocab_axes, self.row_axes)
+        if split is None:
+            return token_logprobs(hidden, matrix, *columns, kept=kept, **self._settings(entropy))
+        return split_logprobs(split, hidden, matrix, columns, kept=kept, **self._settings(entropy))
+
+    def _arrays(self, params: Any, batch: TokenBatch) -> tuple[Array, Array, tuple[Array, Array, Array]]:
         hidden = self.hidden(params, batch.tokens, batch.positions, batch.subtree_ends)
-        return hidden, self.unembedding(params), batch.tokens, batch.parents, batch.action_mask
+        return hidden, self.unembedding(params), (batch.tokens, batch.parents, batch.action_mask)
 
     def _settings(self, entropy: bool) -> dict[str, Any]:
         head = {"temperature": self.temperature, "soft_cap": self.soft_cap, "chunk": self.chunk}
