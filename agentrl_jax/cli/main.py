@@ -6,6 +6,7 @@ import argparse
 import json
 import signal
 import sys
+import traceback
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -41,12 +42,21 @@ def main(argv: Sequence[str] | None = None) -> int:
         again = f"; continue with: {_resume_line(argv)}" if _begun and (_begun[-1] / "config.json").is_file() else ""
         print(f"agentrl: stopped{again}", file=sys.stderr)
         return _ended(SIGNALLED + getattr(error, "number", signal.SIGINT))
+    except Exception:
+        if not _together():
+            raise
+        traceback.print_exc()
+        return _ended(1)
+
+
+def _together() -> bool:
+    """Whether other processes train with this one."""
+    return (hosts := sys.modules.get("agentrl_jax.runtime.hosts")) is not None and hosts.joined()
 
 
 def _ended(code: int) -> int:
     """The exit code; a process that others trained with ends here, since it would wait for them."""
-    hosts = sys.modules.get("agentrl_jax.runtime.hosts")
-    return code if hosts is None else hosts.end(code)
+    return sys.modules["agentrl_jax.runtime.hosts"].end(code) if _together() else code
 
 
 def _parse(argv: Sequence[str]) -> argparse.Namespace:

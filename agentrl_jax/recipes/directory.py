@@ -127,7 +127,7 @@ def claimed(directory: Path) -> Iterator[None]:
 
 def discard(directory: Path) -> None:
     """Take back what `prepare` and an opened run have written, where the run did not come to its first figure."""
-    for name in ("checkpoints", "tensorboard", "published"):
+    for name in ("checkpoints", "tensorboard", "published", "hosts"):
         shutil.rmtree(directory / name, ignore_errors=True)
     names = ("config.json", "config.py", "overrides.json", ".lock", "timing.json", "receipts.jsonl", "metrics.jsonl")
     for name in (*names, "evaluations.jsonl", "transcripts.jsonl", "infrastructure.jsonl"):

@@ -29,7 +29,7 @@ FAILED = 2  # exit code
 _WAITING = "waiting for the others"
 _TOGETHER = ("publish", "update", "sft", "checkpoint")  # phases whose device programs need every process
 _SLICE_MS = 250  # how long one look for a value lasts
-_LAST_S = 5.0  # how long process 0 waits for the others to go
+_LAST_S = 10.0  # how long process 0 waits for the others to go
 _GRACE_S = 20.0  # for closing what is open, once it is known that the run ends
 _NEVER_S = 10**7  # JAX ends a process without a word where another one is silent for so long; we do it with one
 
@@ -70,17 +70,18 @@ class Hosts:
 
     def __init__(self, *, timeout_s: float = 1800.0, lost_s: float = 60.0) -> None:
         self.timeout_s, self.lost_s = timeout_s, lost_s
-        joined = jax.distributed.is_initialized()
-        self.index, self.count = (jax.process_index(), jax.process_count()) if joined else (0, 1)
+        self.index, self.count = (jax.process_index(), jax.process_count()) if joined() else (0, 1)
         self.stopped = False  # the processes have agreed to stop for a signal
         self._client: Any = distributed.global_state.client if self.count > 1 else None
         self._meeting = 0
         self._waiting: float | None = None  # since when, at a meeting
         self._interrupts: Interrupts | None = None
-        self._phase: Callable[[], tuple[str, float]] = lambda: ("start", 0.0)
+        began = time.monotonic()
+        self._phase: Callable[[], tuple[str, float]] = lambda: ("start", time.monotonic() - began)
         self._ended: str | None = None
         self._trouble: str | None = None
-        self._raised = False
+        self._raised = False  # its own thread ends this process, and says why
+        self._ending = False  # the thread here does
         self._seen: dict[int, tuple[dict[str, Any], float]] = {}  # sign of life of each process, and when it changed
         self._left, self._lock, self._beats = threading.Event(), threading.Lock(), 0
         self._words: subprocess.Popen[bytes] | None = None
@@ -132,6 +133,11 @@ class Hosts:
             raise Interrupted(stops[0])
         return [value for _, value in found]
 
+    def check(self) -> None:
+        """Raises `UserError` where one of the others is gone, for whoever is long at something."""
+        if self._trouble is not None and not self._raised:
+            raise self._told()
+
     def first(self, value: Any) -> Any:
         """What process 0 gave: its word holds for all."""
         return self.exchange(value if self.leads else None)[0]
@@ -174,8 +180,14 @@ class Hosts:
                 self._trouble = f"{self._doing(late)}; the others waited for it for {waited:.0f} s (hosts.timeout_s)"
 
     def _told(self) -> UserError:
+        self._give_way()
         self._raised = True
         return UserError(self._trouble or "")
+
+    def _give_way(self) -> None:
+        """Where the process is being ended already, nothing is said twice."""
+        if self._ending:
+            threading.Event().wait()
 
     # -- signs of life -----------------------------------------------------------------------------------------
 
@@ -197,17 +209,19 @@ class Hosts:
                 self._trouble = self._found()
             if self._trouble is not None:
                 told_at = told_at or time.monotonic()
-                if time.monotonic() - told_at > _GRACE_S or not (self._raised or self._ended or self._waiting):
+                stuck = self._phase()[0] in _TOGETHER and not (self._raised or self._ended or self._waiting)
+                if stuck or time.monotonic() - told_at > _GRACE_S:
                     self._end()
 
     def _end(self) -> None:
         """End a process whose own thread cannot: it waits for another inside a device program, or will not close."""
         if not (self._raised or self._ended):
             time.sleep(2 * _SLICE_MS / 1000)  # it may have come out by itself
+        self._ending = not self._raised
         with contextlib.suppress(jax.errors.JaxRuntimeError):
             self._ended = self._ended or self._trouble
             self._beat()
-        if not self._raised:
+        if self._ending:
             os.write(2, f"agentrl: error: {self._trouble}\n".encode())
         self._hush()
         end(FAILED)
@@ -280,6 +294,7 @@ class Hosts:
         """Tell the others why this process ends; they end with the same reason. It has some seconds to close."""
         if self._client is None:
             return
+        self._give_way()
         reason = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
         self._ended = " ".join(reason.split()) or type(error).__name__
         self._trouble, self._raised = self._trouble or self._ended, True
@@ -314,12 +329,17 @@ class Hosts:
         self.leave()
 
 
+def joined() -> bool:
+    """Whether this process is one of several, which have not left each other yet."""
+    return jax.distributed.is_initialized()
+
+
 def end(code: int) -> int:
     """The exit code of a process; one of several that failed ends here, since JAX would wait for the others.
 
     Process 0 holds the service that the others are connected to, so it is the last to go.
     """
-    if not code or not jax.distributed.is_initialized():
+    if not code or not joined():
         return code
     sys.stdout.flush()
     sys.stderr.flush()

@@ -194,7 +194,8 @@ def test_a_server_that_goes_back_to_older_params_stops_the_run(renderer: ChatRen
     groups = [[member(renderer, i, None, policy_versions=(version,)) for i, version in enumerate((3, 3, 2, 3))]]
     held: Any = SimpleNamespace(complete=lambda groups: True, pop=lambda groups_: groups)
     run: Any = SimpleNamespace(
-        buffer=held, version=3, hosts=Hosts(), config=SimpleNamespace(rollout=Rollout(max_failure_fraction=1, min_valid_fraction=0)),
+        buffer=held, version=3, hosts=Hosts(),
+        config=SimpleNamespace(rollout=Rollout(max_failure_fraction=1, min_valid_fraction=0)),
         clock=SimpleNamespace(phase=lambda name: nullcontext()),
     )  # fmt: skip
     with pytest.raises(UserError, match=r"1 of 4 episodes were sampled by older params than loop\.max_lag=0"):

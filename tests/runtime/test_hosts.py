@@ -124,9 +124,10 @@ if me == 1:
     hosts.exchange(0)
     raise UserError("the disk is full")
 hosts.exchange(0)
-clock_phase = clock.phase("rollout")
-with clock_phase:
-    hosts.exchange(1)
+with clock.phase("rollout"):
+    while True:
+        hosts.check()
+        time.sleep(0.01)
 """
     (code, _, err), (other_code, _, other_err) = ended(start(body))
     assert (code, other_code) == (2, 2)
