@@ -27,6 +27,7 @@ RULES: Rules = {
     "mlp": "tensor",
     "experts": "expert",
     "layers": None,
+    "sequence": "tensor",  # columns of the residual stream, where a run asks for it
 }
 
 
@@ -98,6 +99,21 @@ def by_rows(x: Any) -> Any:
         return x
     count = np.prod([mesh.shape[axis] for axis in axes_of("rows")])
     return x if x.shape[0] % count else jax.lax.with_sharding_constraint(x, NamedSharding(mesh, spec(("rows",))))
+
+
+def by_sequence(x: Any) -> Any:
+    """Activations [B, T, ...] split by rows and by columns; as `by_rows` where the columns do not divide.
+
+    Between the layers of a model a device then holds its share of a long row alone. What reads other columns asks
+    for whole rows by `by_rows`: one gather before the projections, one scatter of their sums behind.
+    """
+    mesh = _automatic_mesh(x)
+    axes = axes_of("sequence")
+    if mesh is None or (count := int(np.prod([mesh.shape[axis] for axis in axes]))) == 1 or x.shape[1] % count:
+        return by_rows(x)
+    shares = np.prod([mesh.shape[axis] for axis in axes_of("rows")])
+    split = spec(("rows" if x.shape[0] % shares == 0 else None, "sequence"))
+    return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, split))
 
 
 def _automatic_mesh(x: Any) -> Any:

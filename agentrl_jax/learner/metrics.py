@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from agentrl_jax.rl.types import Metrics
 
@@ -25,11 +26,16 @@ def merge(one: Metrics, other: Metrics) -> Metrics:
 
 
 def merged(parts: Metrics) -> Metrics:
-    """Metrics whose leaves have a dimension of disjoint parts in front -> metrics of all parts, as `merge` adds them."""
+    """Metrics whose leaves have a dimension of disjoint parts in front -> metrics of all of them, as `merge` adds."""
     return Metrics(
         sums=jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0), parts.sums),
         maxima=jax.tree.map(lambda leaf: jnp.max(leaf, axis=0), parts.maxima),
     )
+
+
+def over_devices(one: Metrics, axis_name: str) -> Metrics:
+    """Metrics of each device's rows -> metrics of all rows, the same on every device of a mapped axis."""
+    return Metrics(sums=lax.psum(one.sums, axis_name), maxima=lax.pmax(one.maxima, axis_name))
 
 
 def to_host(metrics: Metrics) -> dict[str, float]:

@@ -78,6 +78,19 @@ class Update:
             acc = self.accumulate(state.params, acc, batch, row)
         return self.apply(state, acc)
 
+    def inline(
+        self, state: LearnerState, batch: TokenBatch, over_devices: Callable[[Accumulator], Accumulator]
+    ) -> tuple[LearnerState, StepInfo]:
+        """`step` of one micro-batch as plain functions, to be traced under a transformation that maps over devices.
+
+        `over_devices` adds up what the devices have accumulated.
+        """
+        learned = trained(state.params)
+        acc = Accumulator(*self._start.function(learned))
+        acc = over_devices(self._accumulate.function(state.params, acc, batch, jnp.int32(0), None))
+        new, info = self._apply.function(state._replace(params=learned), acc)
+        return new._replace(params=with_trained(state.params, new.params)), info
+
     def traced(self, state: LearnerState, batch: TokenBatch) -> dict[str, Any]:
         """`jax.stages.Traced` of `accumulate` and `apply` for shapes that say where their arrays would lie."""
         learned, aside = trained(state.params), beside(state.params)

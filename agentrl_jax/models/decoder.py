@@ -17,7 +17,7 @@ from agentrl_jax.kernels.attention import forest_attention
 from agentrl_jax.models import layers, rotary
 from agentrl_jax.models.config import DecoderConfig, RopeScaling, layer_parameters, top_parameters
 from agentrl_jax.models.rotary import Rotation
-from agentrl_jax.sharding import axes_of, by_rows, gathered
+from agentrl_jax.sharding import axes_of, by_rows, by_sequence, gathered
 
 __all__ = [
     "DecoderConfig", "Params", "RopeScaling", "hidden", "init", "logical_axes", "param_count", "shapes",
@@ -44,6 +44,7 @@ class Block(nn.Module):
     """One layer on forest rows. `kind` and `window` are what differs between layers, as scanned arrays."""
 
     config: DecoderConfig
+    sequence: bool = False
 
     @nn.compact
     def __call__(
@@ -64,7 +65,9 @@ class Block(nn.Module):
             axes: dict[str, Any] = {"row_axes": axes_of("rows"), "head_axes": axes_of("kv_heads")}
             return forest_attention(q, k, v, subtree_ends, scale=cfg.scale, **reach, **axes), None
 
-        return layers.layer(cfg, p, x, rotation, attend)
+        if not self.sequence:
+            return layers.layer(cfg, p, x, rotation, attend)
+        return layers.layer(cfg, p, by_sequence(x), rotation, attend, between=by_sequence, within=by_rows)
 
 
 class Decoder(nn.Module):
@@ -72,6 +75,7 @@ class Decoder(nn.Module):
 
     config: DecoderConfig
     remat: bool | str = False
+    sequence: bool = False
 
     @nn.compact
     def __call__(self, tokens: jax.Array, positions: jax.Array, subtree_ends: jax.Array) -> jax.Array:
@@ -89,9 +93,10 @@ class Decoder(nn.Module):
             length=cfg.layers, unroll=cfg.layers if unrolled else 1,
         )  # fmt: skip
         tables = rotary.rotations(cfg, positions)
-        x, _ = stack(cfg, name="layers")(x, tables, positions, subtree_ends, _differences(cfg))
+        x, _ = stack(cfg, self.sequence, name="layers")(x, tables, positions, subtree_ends, _differences(cfg))
         # In the compute dtype like every other parameter, as in decoding.
-        return layers.norm(cfg, x, top["final_norm"].astype(x.dtype)).astype(jnp.float32)
+        x = layers.norm(cfg, x, top["final_norm"].astype(x.dtype))
+        return (by_rows(x) if self.sequence else x).astype(jnp.float32)
 
 
 def _top_initializer(name: str, config: DecoderConfig) -> nn.initializers.Initializer:
@@ -136,15 +141,18 @@ def init(config: DecoderConfig, key: jax.Array) -> Params:
 
 def hidden(
     config: DecoderConfig, params: Params, tokens: jax.Array, positions: jax.Array, subtree_ends: jax.Array,
-    remat: bool | str = False,
+    remat: bool | str = False, sequence: bool = False,
 ) -> jax.Array:  # fmt: skip
     """Hidden states f32[B, T, D] after the final norm. tokens, positions, subtree_ends i32[B, T].
 
     `remat`: what the backward pass recomputes of each layer instead of keeping it. "none" (False); "full" (True),
     everything; or the name of a policy of `jax.checkpoint_policies`, one of `POLICIES`: "dots_saveable" keeps the
     matrix products and recomputes what lies between them.
+
+    `sequence`: on a mesh, the residual stream between the layers is split by columns as well (`sharding.by_sequence`),
+    as in Korthikanti et al. 2022, arXiv:2205.05198. The same numbers, in less memory: for long rows.
     """
-    return Decoder(config, remat).apply({"params": params}, tokens, positions, subtree_ends)  # pyright: ignore
+    return Decoder(config, remat, sequence).apply({"params": params}, tokens, positions, subtree_ends)  # pyright: ignore
 
 
 def unembedding(config: DecoderConfig, params: Params) -> jax.Array:

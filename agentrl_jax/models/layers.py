@@ -20,6 +20,11 @@ from agentrl_jax.models.rotary import Rotation, rotate
 
 # (q [B, T, H, C], k [B, T, J, C], v [B, T, J, C]) -> (attended [B, T, H, C], whatever it carries on)
 Attend = Callable[[jax.Array, jax.Array, jax.Array], tuple[jax.Array, Any]]
+Place = Callable[[jax.Array], jax.Array]  # the same array, put somewhere
+
+
+def _anywhere(x: jax.Array) -> jax.Array:
+    return x
 
 
 class OutputMajor(NamedTuple):
@@ -35,23 +40,24 @@ class OutputMajor(NamedTuple):
 
 def layer(
     config: DecoderConfig, p: dict[str, Any], x: jax.Array, rotation: Rotation, attend: Attend,
-    *, fixed_places: bool = False,
+    *, fixed_places: bool = False, between: Place = _anywhere, within: Place = _anywhere,
 ) -> tuple[jax.Array, Any]:  # fmt: skip
     """One layer: x [B, T, D] -> (x, what `attend` carried on). `p` in the dtype of x.
 
     `x + attention(norm(x))`, then `x + mlp(norm(x))`; with `post_norms` both terms are normalised once more.
     `fixed_places`: a token's numbers may not depend on the other tokens, to the bit (see `experts.mixture`).
+    `between`, `within`: where x lies on a mesh outside of both terms, and what they read once it is normalised.
     """
     normed = partial(norm, config, fixed_places=fixed_places)
-    q, k, v = _query_key_value(config, p, normed(x, p["attention_norm"]), normed)
+    q, k, v = _query_key_value(config, p, within(normed(x, p["attention_norm"])), normed)
     attended, carried = attend(rotate(q, rotation), rotate(k, rotation), v)
-    x = x + _post(config, _out(p, attended.astype(x.dtype)), p, "attention_post_norm", normed)
-    y = normed(x, p["mlp_norm"])
+    x = between(x + _post(config, _out(p, attended.astype(x.dtype)), p, "attention_post_norm", normed))
+    y = within(normed(x, p["mlp_norm"]))
     if config.experts:
         y = mixture(config, p, y, activation(config), fixed_places=fixed_places)
     else:
         y = _mlp(config, p, y)
-    return x + _post(config, y, p, "mlp_post_norm", normed), carried
+    return between(x + _post(config, y, p, "mlp_post_norm", normed)), carried
 
 
 def embed(config: DecoderConfig, table: jax.Array, tokens: jax.Array) -> jax.Array:

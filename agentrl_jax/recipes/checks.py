@@ -27,6 +27,7 @@ from agentrl_jax.rollout.ray_pool import SCHEME
 from agentrl_jax.rollout.renderers import FRAMES
 from agentrl_jax.rollout.sampling import WHOLE, Cut
 from agentrl_jax.runtime import grammars
+from agentrl_jax.sharding import AXES
 
 _COUNTS = {  # smallest whole number that makes sense
     "rollout": dict.fromkeys(
@@ -248,7 +249,7 @@ def _check_external(config: RunConfig) -> None:
 
 def _check_mesh(shape: MeshShape) -> None:
     """What is wrong whatever the devices; see `meshes.check_mesh`."""
-    asked = dataclasses.asdict(shape)
+    asked = {axis: getattr(shape, axis) for axis in AXES}
     for axis, size in asked.items():
         _require(
             size == -1 or 1 <= size <= _MOST,

@@ -276,12 +276,15 @@ class MeshShape:
     The rows of a batch are spread over data x fsdp. `fsdp` also splits parameters, gradients and optimizer state,
     gathered a layer at a time; `tensor` splits heads, MLP columns and vocabulary, `expert` the experts. A run may
     resume on another mesh.
+
+    `sequence`: over `tensor` the activations between the layers are split by columns, too: long rows take less memory.
     """
 
     data: int = -1
     fsdp: int = 1
     tensor: int = 1
     expert: int = 1
+    sequence: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

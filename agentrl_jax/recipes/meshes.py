@@ -117,6 +117,8 @@ def check_mesh(config: RunConfig, model: llama.LlamaConfig) -> None:
                     f"mesh.data=-1{also}"
                 )
     _check_rows(config, found["data"] * found["fsdp"])
+    if config.mesh.sequence:
+        _check_columns(config, found["tensor"])
 
 
 def _check_rows(config: RunConfig, shares: int) -> None:
@@ -128,6 +130,17 @@ def _check_rows(config: RunConfig, shares: int) -> None:
             raise UserError(
                 f"{name}={rows} must be a multiple of the {shares} devices that share the rows (data x fsdp): set it "
                 f"to {-(-rows // shares) * shares}, or give devices to mesh.tensor"
+            )
+
+
+def _check_columns(config: RunConfig, count: int) -> None:
+    if count == 1:
+        raise UserError("mesh.sequence=True has no effect at mesh.tensor=1: set mesh.tensor=2, or mesh.sequence=false")
+    for name, stage in (("sft", config.sft), ("loop", config.loop)):
+        if stage is not None and stage.width % count:
+            raise UserError(
+                f"{name}.width={stage.width} does not divide over mesh.tensor={count}, as mesh.sequence=True asks: set "
+                f"{name}.width={-(-stage.width // count) * count}"
             )
 
 

@@ -86,10 +86,10 @@ def scorer(config: RunConfig, policy: Policy) -> Scorer:
 
 def scorer_of(config: RunConfig, model: llama.LlamaConfig) -> Scorer:
     """`scorer` of a model alone."""
-    remat = config.remat
+    remat, sequence = config.remat, config.mesh.sequence
     return Scorer(
         lambda params, tokens, positions, ends: llama.hidden(
-            model, lora.attached(params), tokens, positions, ends, remat
+            model, lora.attached(params), tokens, positions, ends, remat, sequence
         ),
         lambda params: sharding.gathered(
             llama.unembedding(model, lora.attached(params)), ("vocab", "width"), model.compute_dtype
