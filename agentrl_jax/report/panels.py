@@ -37,9 +37,12 @@ _METRIC_WORDS = {
     "mean_logprob": "mean log-probability of the policy's own tokens",
     "premature_stop_rate": "share of episodes that the policy ended before the task was over",
     "unfinished_after_budget": "share of episodes that used up a budget before they had finished",
+    "learner_idle": "share of a step's time in which the learner waited for its episodes",
+    "lag_mean": "age of the sampled tokens when they trained, in steps; 0 is on-policy",
+    "lag_max": "age of the oldest of them; at most loop.max_lag",
     "tokens_per_s": "trained tokens per second of wall time, everything included",
 }
-_HIDDEN_METRICS = ("step", "at", "wall_s", "finite", "reward", "reward_mean", "mean_reward")
+_HIDDEN_METRICS = ("step", "at", "wall_s", "waited_s", "finite", "reward", "reward_mean", "mean_reward")
 _MAX_ROWS = 10
 
 

@@ -48,6 +48,13 @@ def finish(process: subprocess.Popen[str]) -> str:
     return out
 
 
+def wait_for_rows(process: subprocess.Popen[str], metrics: Path, count: int) -> None:
+    deadline = time.monotonic() + LIMIT_S
+    while not (metrics.exists() and len(metrics.read_bytes().splitlines()) >= count):
+        assert process.poll() is None and time.monotonic() < deadline, process.communicate()[1]
+        time.sleep(0.01)
+
+
 def rows(directory: Path, name: str) -> list[dict]:
     return [json.loads(line) for line in (directory / name).read_text().splitlines()]
 
@@ -130,11 +137,7 @@ def test_p57_a_stopped_run_resumes_to_the_same_parameters(
     command = ("train", str(CONFIG), KEEPING, f"checkpoints.every={every}")
     process = agentrl(*command, cwd=tmp_path, **READ_ONLY)
     directory = tmp_path / "runs" / "small"
-    metrics = directory / "metrics.jsonl"
-    deadline = time.monotonic() + LIMIT_S
-    while not (metrics.exists() and len(metrics.read_bytes().splitlines()) >= after):
-        assert process.poll() is None and time.monotonic() < deadline, process.communicate()[1]
-        time.sleep(0.01)
+    wait_for_rows(process, directory / "metrics.jsonl", after)
     process.send_signal(stop)
     _, err = process.communicate(timeout=LIMIT_S)
     if stop == signal.SIGKILL:
@@ -157,6 +160,22 @@ def test_p57_a_stopped_run_resumes_to_the_same_parameters(
         assert {k: v for k, v in one.items() if k not in volatile} == {
             k: v for k, v in other.items() if k not in volatile
         }
+
+
+def test_p57_with_rollouts_ahead_a_killed_run_trains_its_plan_exactly(tmp_path: Path) -> None:
+    """Which params sample which token is a matter of time then, so the bits differ; the episodes do not."""
+    command = ("train", str(CONFIG.with_name("ahead_config.py")), KEEPING)
+    process = agentrl(*command, cwd=tmp_path, **READ_ONLY)
+    directory = tmp_path / "runs" / "ahead"
+    wait_for_rows(process, directory / "metrics.jsonl", 3)
+    process.send_signal(signal.SIGKILL)
+    process.communicate(timeout=LIMIT_S)
+    finish(agentrl(*command, "--resume", cwd=tmp_path))
+    found = [(step, group, member) for step, group, member, *_ in kept(directory)]
+    assert found == [(1 + group // 2, group, member) for group in range(12) for member in range(4)]
+    figures = rows(directory, "metrics.jsonl")
+    assert [row["step"] for row in figures] == list(range(1, 7)) and max(row["lag_max"] for row in figures) <= 2
+    assert len([row for row in rows(directory, "evaluations.jsonl") if not row.get("final")]) == 2
 
 
 def test_eval_reads_the_newest_checkpoint(straight: Path) -> None:
