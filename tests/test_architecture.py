@@ -24,7 +24,7 @@ ALLOWED = {
     "rl": {"batch"},
     "kernels": set(),
     "models": {"kernels", "sharding"},
-    "sampler": {"batch", "kernels", "models"},
+    "sampler": {"batch", "sharding", "kernels", "models"},
     "learner": {"batch", "rl", "kernels", "models"},
     "rollout": {"protocol", "batch"},
     "runtime": {"protocol", "batch", "sharding", "models", "sampler", "learner", "rollout"},

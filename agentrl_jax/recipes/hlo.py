@@ -158,6 +158,11 @@ def cycles(text: str, trips: int = 1) -> float:
     return total
 
 
+def kernels(text: str, trips: int = 1) -> int:
+    """How many calls of Pallas kernels a run of the program executes."""
+    return sum(count for operation, count in executed(text, trips) if '"tpu_custom_call"' in operation.text)
+
+
 def _group(text: str, devices: int) -> int:
     """Chips of one group, in any of the ways that replica groups are written."""
     if listed := re.search(r"replica_groups=\{\{([\d,]*)\}", text):

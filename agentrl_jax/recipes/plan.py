@@ -61,10 +61,11 @@ def by_shapes(wanted: Request, found: memory.Parts | None = None) -> dict[str, A
     config, model, topology, sizes = wanted
     mesh = memory.abstract_mesh(sizes)
     _check_rows(wanted)
-    found = found or memory.parts(config, model, mesh)
+    host = memory.Host(topology.host_devices)
+    found = found or memory.parts(config, model, mesh, host)
     resident = memory.resident(found)
     base = sum(part.bytes for part in resident)
-    needs = memory.transient(config, model, mesh, found)
+    needs = memory.transient(config, model, mesh, found, host)
     programs = [
         {"program": name, "gib": round((base + extra) / GIB, 3), "own_gib": round(extra / GIB, 3), "by": "shapes"}
         for name, extra in needs.items()
@@ -158,7 +159,7 @@ def warnings(wanted: Request) -> list[str]:
     if model.kv_heads % mesh["tensor"]:
         found.append(f"tensor={mesh['tensor']} does not divide kv_heads={model.kv_heads}")
     if wanted.config.placement == "split":
-        found.append("placement='split' is planned as 'colocated': as if every device sampled and learned, in turn")
+        found.append("placement='split': planned as if the devices that sample also learned; each needs less than this")
     if model.compute_dtype == "float32":
         found.append("policy.compute_dtype='float32': matrix units work in bfloat16, f32 takes several passes")
     if model.head_width <= 128 and topology.kind in ("v6e", "tpu7x"):
@@ -183,10 +184,10 @@ def search(wanted: Request, count: int = 8) -> list[dict[str, Any]]:
 
     Rows of a step stay as they are.
     """
-    rows = []
+    rows, host = [], memory.Host(wanted.topology.host_devices)
     for mesh in _meshes(wanted.topology.devices, wanted.model.kv_heads):
         try:  # micro-batches and remat change no array that stays
-            arrays = memory.parts(wanted.config, wanted.model, memory.abstract_mesh(mesh))
+            arrays = memory.parts(wanted.config, wanted.model, memory.abstract_mesh(mesh), host)
         except UserError:
             continue
         for config in _settings(wanted.config, mesh["data"] * mesh["fsdp"]):
@@ -245,14 +246,14 @@ def _hopeless(report: dict[str, Any], whole: dict[str, Any]) -> list[str]:
 
 
 def _smaller_sampler(wanted: Request) -> str | None:
-    """The first that fits: more devices to an engine, then fewer slots."""
-    rollout, engines = wanted.config.rollout, wanted.topology.devices
-    for tensor in (n for n in (1, 2, 4, 8) if n >= rollout.tensor and wanted.model.kv_heads % n == 0):
-        slots = rollout.slots
-        while slots > 0:
+    """The first that fits: the same slots with more devices to a copy of the weights, else fewer slots."""
+    rollout, devices = wanted.config.rollout, wanted.topology.host_devices
+    counts = [n for n in (1, 2, 4, 8) if rollout.tensor <= n <= devices and wanted.model.kv_heads % n == 0]
+    most = -(-rollout.slots // devices) * devices
+    for slots in range(most, 0, -devices):
+        for tensor in counts:
             tried = replace(wanted.config, rollout=replace(rollout, tensor=tensor, slots=slots))
             found = by_shapes(wanted._replace(config=tried))
             if found["fits"]:
                 return f"rollout.tensor={tensor} rollout.slots={slots}: {found['peak_gib']} GiB"
-            slots -= max(1, engines // tensor)
     return None

@@ -23,6 +23,7 @@ from jax.sharding import Mesh
 from agentrl_jax.errors import UserError
 from agentrl_jax.recipes import hlo
 from agentrl_jax.recipes.plan import Request, with_settings
+from agentrl_jax.recipes.plan_memory import Host
 from agentrl_jax.recipes.plan_programs import Program, programs
 from agentrl_jax.recipes.plan_topology import Topology
 from agentrl_jax.sharding import AXES
@@ -31,13 +32,15 @@ _FORMAT = 1  # of what is cached
 
 
 def compile_all(wanted: Request, cache: Path, *, only: tuple[str, ...] = ()) -> dict[str, dict[str, Any]]:
-    """Figures of every program by name; those that the cache holds are not compiled again."""
+    """Figures of every program by name, up to one that does not fit; those that the cache holds are not compiled."""
     mesh = topology_mesh(wanted.topology.name, wanted.mesh)
-    sampler_mesh = host_mesh(wanted.topology, wanted.config.rollout.tensor)
+    host = Host(wanted.topology.host_devices, host_mesh(wanted.topology, wanted.config.rollout.tensor))
     found = {}
-    for program in programs(wanted.config, wanted.model, mesh, sampler_mesh):
+    for program in programs(wanted.config, wanted.model, mesh, host):
         if not only or program.name in only:
             found[program.name] = _cached(program, wanted, cache)
+            if found[program.name]["oom"]:
+                break
     return found
 
 
@@ -64,13 +67,13 @@ def topology_mesh(name: str, sizes: Mapping[str, int]) -> Mesh:
 
 
 def host_mesh(topology: Topology, tensor: int) -> Mesh:
-    """A mesh of the first devices of one host of the slice, over which an engine is spread."""
+    """A mesh of the first devices of one host of the slice, over which a copy of the sampler is spread."""
     from jax.experimental import topologies
 
+    if topology.host_devices % tensor:
+        raise UserError(f"rollout.tensor={tensor} does not divide the {topology.host_devices} devices of a host")
     name = f"{topology.kind if topology.kind != 'tpu7x' else 'TPU7x'}:{'2x2x1' if len(topology.shape) == 3 else '2x2'}"
     devices = topologies.get_topology_desc(platform="tpu", topology_name=name).devices
-    if tensor > len(devices):
-        raise UserError(f"rollout.tensor={tensor}: a host of {topology.kind} has {len(devices)} devices: set at most that")
     shape = [tensor if axis == "tensor" else 1 for axis in AXES]
     return Mesh(np.asarray(devices[:tensor], dtype=object).reshape(shape), AXES)
 
@@ -118,17 +121,24 @@ def reading(text: str, devices: int, loops: int) -> dict[str, Any]:
             for (kind, group), (count, size) in collectives.items()
         ],
         "heaviest": [one._asdict() for one in sorted(exchanged, key=lambda one: -one.bytes * one.count)[:5]],
+        "kernels": hlo.kernels(text, loops),
     }  # fmt: skip
 
 
+_SIZE = r"([\d.]+)([KMGT])"
+
+
 def too_large(message: str) -> dict[str, Any]:
-    """What the compiler says of a program that does not fit. Raises what it is given where that is something else."""
-    found = re.search(r"([\d.]+)([KMGT]) of ([\d.]+)([KMGT]) hbm|required \(([\d.]+)([KMGT])\)", message)
+    """What the compiler says of a program that does not fit, required and available bytes. Raises what it is given
+    where that is something else."""
+    pattern = rf"[Uu]sed {_SIZE} of {_SIZE} hbm|required \({_SIZE}\) exceeds available \({_SIZE}\)"
+    found = re.search(pattern, " ".join(message.split()))
     if "RESOURCE_EXHAUSTED" not in message or found is None:
         raise RuntimeError(message.splitlines()[0][:500])
-    size, unit = (found[1], found[2]) if found[1] else (found[5], found[6])
     scale = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
-    return {"oom": True, "peak": int(float(size) * scale[unit]), "arguments": 0, "temporaries": 0, "outputs": 0}
+    said = [part for part in found.groups() if part is not None]
+    required, available = (int(float(size) * scale[unit]) for size, unit in zip(said[::2], said[1::2], strict=True))
+    return {"oom": True, "peak": required, "available": available, "arguments": 0, "temporaries": 0, "outputs": 0}
 
 
 def _text(folder: Path) -> str:

@@ -14,6 +14,7 @@ from agentrl_jax.recipes.plan import Request
 from agentrl_jax.recipes.plan_memory import GIB
 from agentrl_jax.recipes.plan_programs import DECODED_LAYERS, programs
 
+_DECODE_ROOM = 256 << 20  # of logits, and of weights on their way
 # Of what is resident, what a program is given: it is in the program's own peak already.
 _GIVEN = {
     "update": ("parameters", "batch"),
@@ -36,9 +37,10 @@ def compiled(wanted: Request, report: dict[str, Any], found: dict[str, dict[str,
     times |= {"apply": shapes.steps(wanted.config).updates}
     times |= {"score": shapes.steps(wanted.config).micro * shapes.steps(wanted.config).scores}
     learned = {name: figures for name, figures in found.items() if name in times and not figures["oom"]}
-    report = report | {"level": "compiled", "programs": _programs(report, found)}
+    report = report | {"level": "compiled", "programs": _programs(wanted, report, found)}
     report |= shapes.fit(report, wanted.topology)
     report["fits"] = report["fits"] and not any(figures["oom"] for figures in found.values())
+    report["warnings"] = [*report["warnings"], *_refused(found), *_copied(wanted, report, found)]
     if learned.keys() != found.keys() - {"decode"}:
         return report
     rows = _collectives(learned, times, wanted.mesh)
@@ -50,6 +52,29 @@ def compiled(wanted: Request, report: dict[str, Any], found: dict[str, dict[str,
     report |= shapes.speed(wanted, executed * wanted.topology.devices, moved, cycles or None)
     report |= {"flops_by": "compiled", "collectives": rows, "versions": next(iter(learned.values()))["versions"]}
     return report | {"warnings": [*report["warnings"], *traps(wanted, learned)]}
+
+
+def _refused(found: dict[str, dict[str, Any]]) -> list[str]:
+    """What the compiler says of programs that do not fit by themselves."""
+    return [
+        f"{name}: the compiler refuses it: {figures['peak'] / GIB:.2f} GiB required, "
+        f"{figures['available'] / GIB:.2f} available"
+        for name, figures in found.items()
+        if figures["oom"]
+    ]
+
+
+def _copied(wanted: Request, report: dict[str, Any], found: dict[str, dict[str, Any]]) -> list[str]:
+    """Whether decoding keeps copies of the pages: of the layers that are compiled, and so of all others, too."""
+    pages = sum(row["gib"] for row in report["resident"] if row["what"] == "KV pages") * GIB
+    temporaries, some = found.get("decode", {}).get("temporaries", 0), _compiled_layers(wanted) / wanted.model.layers
+    if temporaries - _DECODE_ROOM < pages * some / 2:
+        return []
+    return [f"decode: {temporaries / GIB:.2f} GiB beside {pages * some / GIB:.2f} of pages: they are copied"]
+
+
+def _compiled_layers(wanted: Request) -> int:
+    return min(wanted.model.layers, DECODED_LAYERS)
 
 
 def tried(wanted: Request, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -64,7 +89,7 @@ def tried(wanted: Request, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return found
 
 
-def _programs(report: dict[str, Any], found: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
+def _programs(wanted: Request, report: dict[str, Any], found: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
     resident = {row["what"]: row["gib"] for row in report["resident"]}
     base, rows = sum(resident.values()), []
     for row in report["programs"]:
@@ -74,13 +99,16 @@ def _programs(report: dict[str, Any], found: dict[str, dict[str, Any]]) -> list[
             continue
         if row["program"] == "decode":  # of few layers: its arguments are known better from shapes
             own = (figures["temporaries"] + figures["outputs"]) / GIB
+            if _copied(wanted, report, found):
+                own *= wanted.model.layers / _compiled_layers(wanted)
         else:
             own = figures["peak"] / GIB - sum(resident[name] for name in _GIVEN[row["program"]] if name in resident)
         made = {"program": row["program"], "gib": round(base + own, 3), "own_gib": round(own, 3), "by": "compiled"}
         made |= {name: round(figures[name] / GIB, 3) for name in ("arguments", "temporaries", "outputs", "peak")}
         if row["program"] == "decode":
             made["by"] = f"compiled, {DECODED_LAYERS} layers"
-        made |= {name: figures[name] for name in ("seconds", "cpu_s", "cached", "oom") if name in figures}
+        told = ("seconds", "cpu_s", "cached", "oom", "available", "kernels")
+        made |= {name: figures[name] for name in told if name in figures}
         rows.append(made)
     return rows
 
@@ -132,7 +160,7 @@ def traps(wanted: Request, learned: dict[str, dict[str, Any]]) -> list[str]:
                 "weights are not gathered explicitly"
             )
         whole = (layer * model.layers + top) * itemsize / mesh["tensor"]
-        if name == "update" and mesh["fsdp"] > 1 and moved["all-gather"] < whole / 2 < moved["all-reduce"]:
+        if name in ("update", "score") and mesh["fsdp"] > 1 and moved["all-gather"] < 0.9 * whole:
             found.append(f"{name}: weights are gathered by all-reduces, of twice the bytes: give fsdp fewer torus axes")
         for one in figures["heaviest"]:
             if one["kind"] == "all-gather" and one["bytes"] > max(layer, top) * itemsize:

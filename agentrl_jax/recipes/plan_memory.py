@@ -48,10 +48,17 @@ class Parts(NamedTuple):
     pools: Any
 
 
-def parts(config: RunConfig, model: llama.LlamaConfig, mesh: Any, sampler_mesh: Any = None) -> Parts:
+class Host(NamedTuple):
+    """Where a process samples: over its devices, `rollout.tensor` of them for each copy of weights and pages."""
+
+    devices: int
+    mesh: Any = None  # of the devices of one copy; None: abstract
+
+
+def parts(config: RunConfig, model: llama.LlamaConfig, mesh: Any, host: Host | None = None) -> Parts:
     """Everything that the stages of a config keep, parameters and optimizer by the rules of `sharding.RULES`.
 
-    The sampler's are those of one engine: on one device, or over `rollout.tensor` of them, which `sampler_mesh` names.
+    Of the sampler it is one copy of the weights, and the pages that go with it. None is a process with all devices.
 
     Raises `UserError` where the rules cannot split a parameter evenly over the mesh.
     """
@@ -60,7 +67,8 @@ def parts(config: RunConfig, model: llama.LlamaConfig, mesh: Any, sampler_mesh: 
     params = _params(config, model, mesh)
     learned = trained(params)
     here = config.external.url is None
-    sampling = NamedSharding(sampler_mesh or abstract_mesh({"tensor": config.rollout.tensor}), PartitionSpec())
+    host = host or Host(mesh.size)
+    sampling = NamedSharding(host.mesh or abstract_mesh({"tensor": config.rollout.tensor}), PartitionSpec())
     state = LearnerState(params, _opt_state(config, learned), step)
     return Parts(
         state=state,
@@ -68,7 +76,7 @@ def parts(config: RunConfig, model: llama.LlamaConfig, mesh: Any, sampler_mesh: 
         batch=batch(config, model, mesh),
         reference=learned if config.loop is not None and config.loop.objective.kl is not None else None,
         sampler=_sampler(config, model, sampling) if here else None,
-        pools=_place(_pool_shapes(model, pages(config, mesh)), sampler.pools(sampling)) if here else None,
+        pools=_place(_pool_shapes(model, pages(config, host.devices)), sampler.pools(sampling)) if here else None,
     )
 
 
@@ -96,14 +104,15 @@ def _pool_shapes(model: llama.LlamaConfig, count: int) -> Any:
     return jax.eval_shape(lambda: decode.allocate(model, count))
 
 
-def slots(config: RunConfig, mesh: Any) -> int:
-    """Slots of one engine: all of them over the devices, `rollout.tensor` devices to an engine."""
-    return -(-config.rollout.slots // max(1, math.prod(mesh.shape.values()) // config.rollout.tensor))
+def slots(config: RunConfig, devices: int) -> int:
+    """Slots beside one copy of the sampler's weights, where a process has so many devices; all or some sample."""
+    sampling = config.sampler_devices or devices
+    return -(-config.rollout.slots // max(1, sampling // config.rollout.tensor))
 
 
-def pages(config: RunConfig, mesh: Any) -> int:
-    """Pages of one engine's pools, nobody's page among them."""
-    return slots(config, mesh) * -(-config.rollout.context // PAGE) + 1
+def pages(config: RunConfig, devices: int) -> int:
+    """Pages of the pools beside one copy of the weights, nobody's page among them."""
+    return slots(config, devices) * -(-config.rollout.context // PAGE) + 1
 
 
 def resident(found: Parts) -> list[Held]:
@@ -173,7 +182,9 @@ def rescored(loop: Loop) -> bool:
     return loop.rescores
 
 
-def transient(config: RunConfig, model: llama.LlamaConfig, mesh: Any, found: Parts) -> dict[str, int]:
+def transient(
+    config: RunConfig, model: llama.LlamaConfig, mesh: Any, found: Parts, host: Host | None = None
+) -> dict[str, int]:
     """Bytes that the programs need beside what is resident, estimated: a compiler's figures replace these."""
     grads = held("gradients", found.grads).bytes
     head = _head(config, model, mesh)
@@ -182,9 +193,12 @@ def transient(config: RunConfig, model: llama.LlamaConfig, mesh: Any, found: Par
     if config.loop is not None and (rescored(config.loop) or config.loop.objective.kl is not None):
         programs["score"] = _activations(config, model, mesh, kept=False) + head["logits"]
     if found.sampler is not None:
+        host = host or Host(mesh.size)
         programs["publish"] = held("sampler", found.sampler).bytes  # the next beside those in use
+        if config.rollout.tensor > 1 and host.devices < mesh.size:  # whole first: another mesh cannot be written to
+            programs["publish"] += sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(found.sampler))
         computed = jnp.dtype(model.compute_dtype).itemsize
-        rows = min(ROWS, slots(config, mesh))
+        rows = min(ROWS, slots(config, host.devices))
         programs["decode"] = 4 * rows * (3 * model.vocab_size + model.mlp_width) * computed
     return programs
 

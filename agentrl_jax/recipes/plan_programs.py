@@ -33,8 +33,8 @@ class Program(NamedTuple):
     learns: bool = True  # it is part of the step that is timed
 
 
-def programs(config: RunConfig, model: llama.LlamaConfig, mesh: Any, sampler_mesh: Any = None) -> list[Program]:
-    """The update's functions, scoring where the run scores, and one decode dispatch of one engine."""
+def programs(config: RunConfig, model: llama.LlamaConfig, mesh: Any, host: memory.Host | None = None) -> list[Program]:
+    """The update's functions, scoring where the run scores, and one decode dispatch of one copy of the sampler."""
     found = memory.parts(config, model, mesh)
     assert found.batch is not None
     stage, loop = memory.settings(config), config.loop
@@ -54,15 +54,17 @@ def programs(config: RunConfig, model: llama.LlamaConfig, mesh: Any, sampler_mes
         score = make_score(scorer, micro_rows=stage.micro_rows)
         listed.append(Program("score", score.traced(found.state.params, found.batch), micro * scores, chunks))
     if found.sampler is not None:
-        listed.append(Program("decode", _decode(config, model, mesh, sampler_mesh), 0, 1, learns=False))
+        listed.append(
+            Program("decode", _decode(config, model, mesh, host or memory.Host(mesh.size)), 0, 1, learns=False)
+        )
     return listed
 
 
-def _decode(config: RunConfig, model: llama.LlamaConfig, mesh: Any, sampler_mesh: Any) -> Any:
+def _decode(config: RunConfig, model: llama.LlamaConfig, mesh: Any, host: memory.Host) -> Any:
     """One dispatch of the largest batch of a sampler of few layers."""
     few = replace(model, layers=min(model.layers, DECODED_LAYERS), window_layers=model.window_layers[:DECODED_LAYERS])
-    found = memory.parts(config, few, mesh, sampler_mesh)
-    rows = min(memory.ROWS, memory.slots(config, mesh))
+    found = memory.parts(config, few, mesh, host)
+    rows = min(memory.ROWS, memory.slots(config, host.devices))
     width = -(-config.rollout.context // memory.PAGE)
     pools = jax.tree.map(lambda leaf: leaf.sharding, found.pools)
     everywhere = NamedSharding(jax.tree.leaves(pools)[0].mesh, PartitionSpec())

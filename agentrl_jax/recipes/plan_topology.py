@@ -53,6 +53,11 @@ class Topology:
     def devices(self) -> int:
         return self.chips * self.chip.devices
 
+    @property
+    def host_devices(self) -> int:
+        """Devices of one host of a slice of many: of four chips."""
+        return min(self.chips, 4) * self.chip.devices
+
 
 def parse_topology(name: str) -> Topology:
     """The topology of a name such as `v5p:4x4x4`. Raises `UserError`."""

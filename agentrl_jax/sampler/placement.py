@@ -1,8 +1,8 @@
 """Where the sampler's arrays lie: whole on each device, or one copy over the devices of a mesh's `tensor` axis.
 
-The mesh decides: over a `tensor` axis of n devices each holds 1/n of the heads, of the MLP's columns, of the vocabulary,
-and of every page (its KV heads). What goes in and comes out, a few integers a row, is on all of them. Shoeybi et al.
-2019 (https://arxiv.org/abs/1909.08053).
+The mesh decides: over a `tensor` axis of n devices each holds 1/n of the heads, of the MLP's columns, of the
+vocabulary, and of every page (its KV heads). What goes in and comes out, a few integers a row, is on all of them.
+Shoeybi et al. 2019 (https://arxiv.org/abs/1909.08053).
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import jax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from agentrl_jax.models.config import DecoderConfig, layer_parameters, top_parameters
-from agentrl_jax.sharding import spec
 from agentrl_jax.sharding import shardings as by_rule
+from agentrl_jax.sharding import spec
 
 # What a decode step reads is never gathered: `width` stays whole, whatever learner shares the mesh.
 _RULES = {"vocab": "tensor", "heads": "tensor", "kv_heads": "tensor", "mlp": "tensor", "experts": None, "width": None}

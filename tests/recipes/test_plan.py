@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import re
 
 import jax
 import numpy as np
@@ -47,7 +48,7 @@ def test_what_is_resident_is_what_arithmetic_says(qwen):
     assert found["parameters"] == pytest.approx(share, abs=1e-3)
     assert found["optimizer state"] == pytest.approx(2 * share, abs=1e-3)
     assert found["sampler weights"] == pytest.approx(2 * count / GIB, abs=1e-3)
-    pages = 16 * 8192 / 32 + 1
+    pages = 16 / 4 * 8192 / 32 + 1  # a host has 4 of the 16 chips, and shares its 16 slots out to them
     assert found["KV pages"] == pytest.approx(2 * 28 * pages * 32 * 8 * 128 * 2 / GIB, abs=1e-3)
     assert report["limit_gib"] == 15.75
 
@@ -58,7 +59,7 @@ def test_an_axis_splits_what_its_rules_say(qwen, axis, shrinks):
     whole = gib(plan.by_shapes(plan.request(qwen, "v5e:1x1", None)))
     split = gib(plan.by_shapes(plan.request(qwen, "v5e:2x4", f"{axis}=8")))
     assert split["parameters"] == pytest.approx(whole["parameters"] / shrinks, rel=0.02)
-    assert split["KV pages"] == whole["KV pages"]
+    assert split["KV pages"] == pytest.approx(whole["KV pages"] / 4, rel=1e-3)  # a host's 4 chips share its slots
 
 
 def test_placed_shapes_take_the_bytes_that_real_arrays_take():
@@ -73,7 +74,7 @@ def test_placed_shapes_take_the_bytes_that_real_arrays_take():
 
 
 def test_search_turns_a_run_that_does_not_fit_into_one_that_does(qwen):
-    qwen = dataclasses.replace(qwen, rollout=dataclasses.replace(qwen.rollout, slots=8, workers=8, bank=8))
+    qwen = sampling(qwen, slots=32, workers=32)
     wanted = plan.request(qwen, "v5e:4x4", None)
     report = plan.by_shapes(wanted)
     assert not report["fits"] and report["headroom_gib"] < 0
@@ -85,14 +86,32 @@ def test_search_turns_a_run_that_does_not_fit_into_one_that_does(qwen):
     assert "--mesh" in plan.advice(wanted, report, found)[0]
 
 
-def test_pages_that_every_device_holds_are_named(qwen):
-    wanted = plan.request(qwen, "v5e:4x4", "fsdp=16")
+def sampling(config, **changes):
+    return dataclasses.replace(config, rollout=dataclasses.replace(config.rollout, **changes))
+
+
+def test_too_many_slots_are_named_with_a_number_that_fits(qwen):
+    wanted = plan.request(sampling(qwen, slots=128, workers=128), "v5e:4x4", "fsdp=16")
     report = plan.by_shapes(wanted)
     assert not report["fits"]
     (advice,) = plan.advice(wanted, report, plan.search(wanted))
-    slots = int(advice.partition("rollout.slots=")[2].partition(":")[0])
-    fewer = dataclasses.replace(qwen, rollout=dataclasses.replace(qwen.rollout, slots=slots, workers=slots, bank=slots))
+    tensor, slots = map(int, re.findall(r"rollout\.(?:tensor|slots)=(\d+)", advice))
+    assert 0 < slots < 128
+    fewer = sampling(qwen, slots=slots, tensor=tensor, workers=slots)
     assert plan.by_shapes(plan.request(fewer, "v5e:4x4", "fsdp=16"))["fits"]
+
+
+def test_devices_that_share_a_sampler_hold_a_part_of_its_weights_and_the_same_pages(qwen):
+    whole, split = (
+        gib(plan.by_shapes(plan.request(sampling(qwen, tensor=tensor), "v5e:4x4", "fsdp=16"))) for tensor in (1, 4)
+    )
+    assert split["sampler weights"] == pytest.approx(whole["sampler weights"] / 4, rel=0.01)
+    assert split["KV pages"] == pytest.approx(whole["KV pages"], rel=0.01)
+
+
+def test_heads_of_a_sampler_that_do_not_divide_are_refused(qwen):
+    with pytest.raises(UserError, match=r"rollout\.tensor=3 .* kv_heads=8: set rollout\.tensor=1"):
+        plan.by_shapes(plan.request(sampling(qwen, tensor=3), "v5e:4x4", "fsdp=16"))
 
 
 def test_a_bracket_is_in_order_and_scales_with_the_rows(qwen):
@@ -156,5 +175,5 @@ def test_the_command_prints_a_table_keeps_a_file_and_exits_by_the_verdict(qwen, 
     assert main([*command, "--json", "rollout.slots=16", "rollout.context=16384", "loop.width=16384"]) == 0
     assert json.loads(capsys.readouterr().out)["resident"][-1]["gib"] > kept["resident"][-1]["gib"]
     command[3] = "v5e:2x2"
-    assert main(command) == 1
+    assert main([*command, "rollout.slots=64"]) == 1
     assert "does NOT fit" in capsys.readouterr().out

@@ -178,7 +178,8 @@ def test_what_does_not_fit_says_what_it_would_need():
         "RESOURCE_EXHAUSTED: E1000: CompileTimeHbmOom: XLA:TPU compile permanent error. Ran out of memory in memory "
         "space hbm. Used 20.50G of 15.75G hbm. Exceeded hbm capacity by 4.75G."
     )
-    assert plan_compile.too_large(message)["peak"] == 20.5 * (1 << 30)
+    found = plan_compile.too_large(message)
+    assert (found["peak"], found["available"]) == (20.5 * (1 << 30), 15.75 * (1 << 30))
     with pytest.raises(RuntimeError, match="something else"):
         plan_compile.too_large("INTERNAL: something else")
 
@@ -206,8 +207,11 @@ def test_compiled_figures_take_the_place_of_estimates(qwen):  # noqa: F811
     assert found["executed_tflop"] == 2 * 64
     assert any("3 collective-permutes" in text for text in found["warnings"])
     assert any("gathered by all-reduces" in text for text in found["warnings"])
-    full = plan_levels.compiled(wanted, report, {"update": figures | {"oom": True, "peak": 100 << 30}})
+    full = plan_levels.compiled(
+        wanted, report, {"update": figures | {"oom": True, "peak": 100 << 30, "available": 96 << 30}}
+    )
     assert not full["fits"]
+    assert "update: the compiler refuses it: 100.00 GiB required, 96.00 available" in full["warnings"]
 
 
 def test_axes_are_named_by_the_chips_of_a_group():
