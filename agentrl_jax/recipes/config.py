@@ -80,7 +80,7 @@ class Rollout:
 
     workers: int = 64  # environment processes; an episode keeps one from reset to verdict
     workers_url: str | None = None  # ray://auto or ray://HOST:PORT: on the nodes of that Ray cluster instead of here
-    slots: int = 64  # rows of the decoding batch, over all devices that sample
+    slots: int = 64  # rows of the decoding batch of a process, spread over its devices that sample
     tensor: int = 1  # devices of a host that share one copy of the sampler's weights and pages, by heads
     context: int = 256  # tokens a slot can hold: the longest episode
     max_turn_tokens: int = 24

@@ -161,7 +161,7 @@ def warnings(wanted: Request) -> list[str]:
     if model.kv_heads % mesh["tensor"]:
         found.append(f"tensor={mesh['tensor']} does not divide kv_heads={model.kv_heads}")
     if wanted.config.placement == "split":
-        found.append("placement='split' is planned as 'colocated': as if every device sampled and learned, in turn")
+        found.append("placement='split': planned as if the devices that sample also learned; each needs less than this")
     if model.compute_dtype == "float32":
         found.append("policy.compute_dtype='float32': matrix units work in bfloat16, f32 takes several passes")
     if model.head_width <= 128 and topology.kind in ("v6e", "tpu7x"):

@@ -107,8 +107,9 @@ def _pool_shapes(model: llama.LlamaConfig, count: int) -> Any:
 
 
 def slots(config: RunConfig, devices: int) -> int:
-    """Slots beside one copy of the sampler's weights, where a process has so many devices."""
-    return -(-config.rollout.slots // max(1, devices // config.rollout.tensor))
+    """Slots beside one copy of the sampler's weights, where a process has so many devices; all or some sample."""
+    sampling = config.sampler_devices or devices
+    return -(-config.rollout.slots // max(1, sampling // config.rollout.tensor))
 
 
 def pages(config: RunConfig, devices: int) -> int:

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import agentrl_jax.recipes.rl as stage
 from agentrl_jax.learner.score import make_score
 from agentrl_jax.learner.state import LearnerState
 from agentrl_jax.protocol import EnvironmentRef
@@ -67,11 +68,10 @@ def copied(params: Any) -> Any:
     return jax.jit(lambda tree: jax.tree.map(jnp.copy, tree))(params)
 
 
-def in_turn(run: Run, loop: Loop) -> Any:
+def in_turn(run: Run, loop: Loop, update: Any, credit: Any, score: Any) -> Any:
     """The synchronous loop in one thread: every episode of a step, then its update. Returns the params."""
     r, objective, everywhere = run.config.rollout, loop.objective, run.everywhere
     assert objective.correction is not None and objective.kl is None
-    update, credit, score = update_of(loop, run.scorer), make_credit(loop), make_score(run.scorer, micro_rows=8)
     opt_state = jax.jit(optimizer_of(loop).init, out_shardings=everywhere)(run.params)
     state = LearnerState(copied(run.params), opt_state, jax.device_put(np.int32(0), everywhere))
     tasks = list(run.suite.tasks("train", loop.train_tasks, run.config.seed))
@@ -89,10 +89,15 @@ def in_turn(run: Run, loop: Loop) -> Any:
     return jax.device_get(state.params)
 
 
-def test_without_lag_it_is_the_synchronous_loop_bit_for_bit_and_with_it_nothing_is_lost(run: Run) -> None:
+def test_without_lag_it_is_the_synchronous_loop_bit_for_bit_and_with_it_nothing_is_lost(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert run.config.loop is not None
     loop, begun = run.config.loop, copied(run.params)
-    expected = in_turn(run, loop)
+    update, credit, score = update_of(loop, run.scorer), make_credit(loop), make_score(run.scorer, micro_rows=8)
+    expected = in_turn(run, loop, update, credit, score)
+    for name, compiled in (("update_of", update), ("make_credit", credit), ("make_score", score)):
+        monkeypatch.setattr(stage, name, lambda *_, compiled=compiled, **__: compiled)
     with jax.transfer_guard("disallow"):
         rl(run)
     jax.tree.map(np.testing.assert_array_equal, jax.device_get(run.params), expected)
