@@ -159,9 +159,14 @@ def traps(wanted: Request, learned: dict[str, dict[str, Any]]) -> list[str]:
                 f"{name}: {count['collective-permute']} collective-permutes: products are split into rings, as where "
                 "weights are not gathered explicitly"
             )
-        whole = (layer * model.layers + top) * itemsize / mesh["tensor"]
-        if name in ("update", "score") and mesh["fsdp"] > 1 and moved["all-gather"] < 0.9 * whole:
-            found.append(f"{name}: weights are gathered by all-reduces, of twice the bytes: give fsdp fewer torus axes")
+        again = name == "update" and wanted.config.remat in (True, "full")  # gathered once more backward
+        needed = (layer * model.layers * (2 if again else 1) + top) * itemsize / mesh["tensor"]
+        missing = 1 - moved["all-gather"] / needed
+        if name in ("update", "score") and mesh["fsdp"] > 1 and missing > 0.01:
+            found.append(
+                f"{name}: {100 * missing:.0f} % of what has to be gathered is gathered by all-reduces, of twice the "
+                "bytes: give fsdp fewer chips, and data the others"
+            )
         for one in figures["heaviest"]:
             if one["kind"] == "all-gather" and one["bytes"] > max(layer, top) * itemsize:
                 found.append(f"{name}: one all-gather of {one['bytes'] / GIB:.2f} GiB: more than a layer at a time")
