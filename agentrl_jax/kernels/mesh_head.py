@@ -27,6 +27,10 @@ class Split(NamedTuple):
     vocab: str
     rows: tuple[str, ...]  # empty where they do not divide the rows: then every device has all
 
+    def chunk(self, tokens: int) -> int:
+        """A device's share of the tokens projected at once."""
+        return max(1, tokens // math.prod(self.mesh.shape[axis] for axis in self.rows))
+
 
 def split_of(hidden: Array, unembedding: Array, vocab_axes: tuple[str, ...], row_axes: tuple[str, ...]) -> Split | None:
     """How `hidden` [B, T, D] and `unembedding` [V, D] are split; None where the vocabulary is not, or inside shard_map.
@@ -48,7 +52,7 @@ def split_of(hidden: Array, unembedding: Array, vocab_axes: tuple[str, ...], row
 
 def split_loss(
     split: Split, loss: TokenLoss, hidden: Array, unembedding: Array, columns: tuple[Array, Array, Array], data: Any,
-    *, kept: Array | None = None, **settings: Any,
+    *, chunk: int, kept: Array | None = None, **settings: Any,
 ) -> tuple[Array, Any]:  # fmt: skip
     """`logprob_loss(form="single_pass")` of `columns` (tokens, parents, action_mask): (loss f32[], second results).
 
@@ -56,8 +60,8 @@ def split_loss(
     """
 
     def share(hidden: Array, matrix: Array, columns: Any, data: Any, kept: Array | None) -> tuple[Array, Any]:
-        settings_ = {**settings, "axis_name": split.vocab, "kept": kept}
-        value, rest = vocab_sharded_loss(loss, hidden, matrix, *columns, data, **settings_)
+        more: Any = {**settings, "axis_name": split.vocab, "chunk": split.chunk(chunk), "kept": kept}
+        value, rest = vocab_sharded_loss(loss, hidden, matrix, *columns, data, **more)
         return jax.tree.map(lambda leaf: leaf[None], (value, rest.aux))
 
     # Summed outside: a sum inside would be differentiated as well.
@@ -67,12 +71,13 @@ def split_loss(
 
 def split_logprobs(
     split: Split, hidden: Array, unembedding: Array, columns: tuple[Array, Array, Array],
-    *, kept: Array | None = None, **settings: Any,
+    *, chunk: int, kept: Array | None = None, **settings: Any,
 ) -> tuple[Array, Array | None]:  # fmt: skip
     """`token_logprobs(form="two_pass")` of `columns` (tokens, parents, action_mask)."""
 
     def share(hidden: Array, matrix: Array, columns: Any, kept: Array | None) -> tuple[Array, Array | None]:
-        return vocab_sharded_logprobs(hidden, matrix, *columns, axis_name=split.vocab, kept=kept, **settings)
+        more: Any = {**settings, "axis_name": split.vocab, "chunk": split.chunk(chunk), "kept": kept}
+        return vocab_sharded_logprobs(hidden, matrix, *columns, **more)
 
     return _on(split, share)(hidden, unembedding, columns, kept)
 
