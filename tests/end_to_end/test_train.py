@@ -162,6 +162,7 @@ def test_p57_a_stopped_run_resumes_to_the_same_parameters(
         }
 
 
+@pytest.mark.slow
 def test_p57_with_rollouts_ahead_a_killed_run_trains_its_plan_exactly(tmp_path: Path) -> None:
     """Which params sample which token is a matter of time then, so the bits differ; the episodes do not."""
     command = ("train", str(CONFIG.with_name("ahead_config.py")), KEEPING)
