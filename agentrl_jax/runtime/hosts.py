@@ -134,7 +134,7 @@ class Hosts:
         return [value for _, value in found]
 
     def check(self) -> None:
-        """Raises `UserError` where one of the others is gone, for whoever is long at something."""
+        """Raises `UserError` where the run cannot go on since another process is gone: for whoever is long at something."""
         if self._trouble is not None and not self._raised:
             raise self._told()
 

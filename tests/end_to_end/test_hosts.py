@@ -102,8 +102,9 @@ SHORT = ("loop.steps=2", "sft.steps=2", "evaluation.episodes=2", "checkpoints.ev
 
 
 def test_two_processes_compute_what_one_computes(tmp_path: Path) -> None:
-    finish(start(tmp_path / "one", *SHORT, processes=1, devices=4))
+    alone = start(tmp_path / "one", *SHORT, processes=1, devices=4)
     finish(start(tmp_path / "two", *SHORT, "mesh.fsdp=4", processes=2, devices=4))  # params lie on both
+    finish(alone)
     np.testing.assert_allclose(losses(tmp_path / "two"), losses(tmp_path / "one"), rtol=0, atol=1e-5)
     assert kept(tmp_path / "two") == kept(tmp_path / "one")
     own = tmp_path / "two" / RUN / "hosts" / "1"
