@@ -48,7 +48,8 @@ def make_mesh(
         raise ValueError(
             f"mesh {dict(zip(AXES, shape, strict=True))} needs {int(np.prod(shape))} devices, found {len(found)}"
         )
-    return Mesh(np.asarray(found, dtype=object).reshape(shape), AXES)
+    # Said rather than left to a default that differs between versions: the compiler places what the rules leave open.
+    return Mesh(np.asarray(found, dtype=object).reshape(shape), AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
 
 def spec(logical: Sequence[str | None], rules: Rules = RULES) -> PartitionSpec:

@@ -115,11 +115,11 @@ def prepare(
     hidden = partial(decoder.hidden, config, remat=remat)
     scorer = Scorer(hidden, partial(decoder.unembedding, config), chunk=chunk)
     rows = batch.tokens.shape[0]
-    micro_rows = micro_rows or rows
+    each = micro_rows or rows
     loss = partial(policy_loss, OBJECTIVE)
-    update = make_update(scorer, loss, OPTIMIZER, micro_rows=micro_rows)
+    update = make_update(scorer, loss, OPTIMIZER, micro_rows=each)
     state = init_state(OPTIMIZER, pretrained.load_params(model, config))
-    return Work(update, state, batch, range(0, rows, micro_rows), int(data["lengths"].sum()))
+    return Work(update, state, batch, range(0, rows, each), int(data["lengths"].sum()))
 
 
 def main() -> None:

@@ -47,7 +47,7 @@ def split_of(hidden: Array, unembedding: Array, vocab_axes: tuple[str, ...], row
         raise ValueError(f"unembedding: expected a vocabulary that one mesh axis divides, got {vocabulary} on {sizes}")
     rows = tuple(axis for axis in row_axes if axis in mesh.axis_names)
     count = math.prod(mesh.shape[axis] for axis in rows)
-    return Split(mesh, *sizes, rows if hidden.shape[0] % count == 0 else ())
+    return Split(mesh, next(iter(sizes)), rows if hidden.shape[0] % count == 0 else ())
 
 
 def split_loss(
@@ -60,8 +60,9 @@ def split_loss(
     """
 
     def share(hidden: Array, matrix: Array, columns: Any, data: Any, kept: Array | None) -> tuple[Array, Any]:
+        tokens, parents, mask = columns
         more: Any = {**settings, "axis_name": split.vocab, "chunk": split.chunk(chunk), "kept": kept}
-        value, rest = vocab_sharded_loss(loss, hidden, matrix, *columns, data, **more)
+        value, rest = vocab_sharded_loss(loss, hidden, matrix, tokens, parents, mask, data, **more)
         return jax.tree.map(lambda leaf: leaf[None], (value, rest.aux))
 
     # Summed outside: a sum inside would be differentiated as well.
@@ -88,7 +89,7 @@ def _on(split: Split, share: Callable[..., Any]) -> Callable[..., Any]:
 
     def run(hidden: Array, unembedding: Array, *more: Any) -> Any:
         specs = (rows, PartitionSpec(split.vocab), *(rows,) * len(more))
-        mapped = partial(jax.shard_map, mesh=split.mesh, check_vma=True)
+        mapped: Any = partial(jax.shard_map, mesh=split.mesh, check_vma=True)
         return mapped(share, in_specs=specs, out_specs=rows)(hidden, unembedding, *more)
 
     return run

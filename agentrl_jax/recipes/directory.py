@@ -41,7 +41,8 @@ def prepare(config: RunConfig, directory: Path, *, resume: bool, source: Source 
             raise UserError(f"{directory}: nothing to resume (no config.json); leave out --resume to start a run")
         recorded = _read(target)
         for name in _ELSEWHERE:
-            recorded.pop(name, None), described.pop(name, None)
+            recorded.pop(name, None)
+            described.pop(name, None)
         changed = _differences(recorded, described)
         if changed:
             raise UserError(

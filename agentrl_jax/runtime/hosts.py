@@ -42,7 +42,8 @@ def join(
     To be called before anything wakes a backend. On CPU they meet over gloo. Raises `UserError` where they do not find
     each other within `wait_s` seconds.
     """
-    if (jax.config.jax_platforms or "").startswith("cpu"):
+    platforms: Any = jax.config.jax_platforms  # pyright: ignore[reportAttributeAccessIssue]
+    if (platforms or "").startswith("cpu"):
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jax.config.update("jax_enable_preemption_service", False)  # it would take SIGTERM, which is ours to answer
     who = "this process" if process is None else f"process {process} of {processes}"
@@ -134,7 +135,7 @@ class Hosts:
         return [value for _, value in found]
 
     def check(self) -> None:
-        """Raises `UserError` where the run cannot go on since another process is gone: for whoever is long at something."""
+        """Raises `UserError` where another process is gone, for whoever is long at something."""
         if self._trouble is not None and not self._raised:
             raise self._told()
 
@@ -343,7 +344,8 @@ def end(code: int) -> int:
         return code
     sys.stdout.flush()
     sys.stderr.flush()
-    state, deadline = distributed.global_state, time.monotonic() + _LAST_S
+    state: Any = distributed.global_state
+    deadline = time.monotonic() + _LAST_S
     with contextlib.suppress(jax.errors.JaxRuntimeError):
         state.client.key_value_set(f"agentrl/gone/{state.process_id}", "", allow_overwrite=True)
         while state.process_id == 0 and time.monotonic() < deadline:
