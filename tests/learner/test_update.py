@@ -159,11 +159,8 @@ def test_a_batch_of_one_micro_batch_is_not_added_to_zeros(params):
     batch = credited(OBJECTIVES["token_mean"], pack(trajectories(), share=True))
     update = updates(ROWS)
     same(update.gradients(params, batch, 0), gradient(params, batch, ROWS))
-    alone, apart = (
-        updates(rows).step(init_state(SGD, clone(params)), batch, range(0, ROWS, rows)) for rows in (ROWS, 2)
-    )
-    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-6), alone[0], apart[0])
-    assert "gradients" in update.cache_sizes() and "gradients" not in updates(2).cache_sizes()
+    update.step(init_state(SGD, clone(params)), batch, [0])
+    assert update.cache_sizes()["gradients"] == 1
 
 
 def test_eight_devices_change_neither_loss_nor_gradient_nor_placement(params):
