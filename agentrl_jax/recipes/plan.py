@@ -154,9 +154,10 @@ def warnings(wanted: Request) -> list[str]:
     _, model, topology, mesh = wanted
     found = []
     if spans_torus(topology, mesh):
+        data = topology.shape[0] if len(topology.shape) == 3 else 4
         found.append(
-            f"one fsdp axis spans the whole 3-D torus: weights are gathered by all-reduces of twice the bytes; "
-            f"take data={topology.shape[0]},fsdp={topology.devices // topology.shape[0]}"
+            f"one fsdp axis spans the whole torus: weights are gathered by all-reduces of twice the bytes; "
+            f"take data={data},fsdp={topology.devices // data}"
         )
     if model.kv_heads % mesh["tensor"]:
         found.append(f"tensor={mesh['tensor']} does not divide kv_heads={model.kv_heads}")

@@ -131,7 +131,7 @@ _SIZE = r"([\d.]+)([KMGT])"
 def too_large(message: str) -> dict[str, Any]:
     """What the compiler says of a program that does not fit, required and available bytes. Raises what it is given
     where that is something else."""
-    pattern = rf"[Uu]sed {_SIZE} of {_SIZE} hbm|required \({_SIZE}\) exceeds available \({_SIZE}\)"
+    pattern = rf"[Uu]sed {_SIZE} of {_SIZE} hbm|required[^()]*\({_SIZE}\) exceeds available[^()]*\({_SIZE}\)"
     found = re.search(pattern, " ".join(message.split()))
     if "RESOURCE_EXHAUSTED" not in message or found is None:
         raise RuntimeError(message.splitlines()[0][:500])

@@ -97,7 +97,9 @@ def _programs(wanted: Request, report: dict[str, Any], found: dict[str, dict[str
         if figures is None:
             rows.append(row)
             continue
-        if row["program"] == "decode":  # of few layers: its arguments are known better from shapes
+        if figures["oom"]:  # what the compiler says is of temporaries alone
+            own = figures["peak"] / GIB
+        elif row["program"] == "decode":  # of few layers: its arguments are known better from shapes
             own = (figures["temporaries"] + figures["outputs"]) / GIB
             if _copied(wanted, report, found):
                 own *= wanted.model.layers / _compiled_layers(wanted)

@@ -92,5 +92,7 @@ def parse_mesh(text: str | None, devices: int) -> dict[str, int]:
 
 
 def spans_torus(topology: Topology, mesh: dict[str, int]) -> bool:
-    """Whether one fsdp axis runs over a whole 3-D torus: weights are gathered by all-reduces of twice the bytes."""
-    return len(topology.shape) == 3 and min(topology.shape) > 1 and mesh["fsdp"] == topology.devices
+    """Whether one fsdp axis runs over a whole 3-D torus, or over 256 chips of a flat one: weights (on the flat one
+    those below some 20 MB) are gathered by all-reduces of twice the bytes."""
+    solid = len(topology.shape) == 3 and min(topology.shape) > 1
+    return mesh["fsdp"] == topology.devices and (solid or topology.devices >= 256)

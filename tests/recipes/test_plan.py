@@ -127,7 +127,9 @@ def test_a_bracket_is_in_order_and_scales_with_the_rows(qwen):
 def test_the_torus_rule():
     v5p = parse_topology("v5p:4x4x4")
     assert spans_torus(v5p, parse_mesh("fsdp=64", 64)) and not spans_torus(v5p, parse_mesh("data=4,fsdp=16", 64))
-    assert not spans_torus(parse_topology("v6e:16x16"), parse_mesh("fsdp=256", 256))
+    v6e = parse_topology("v6e:16x16")
+    assert spans_torus(v6e, parse_mesh("fsdp=256", 256)) and not spans_torus(v6e, parse_mesh("data=4,fsdp=64", 256))
+    assert not spans_torus(parse_topology("v5e:4x4"), parse_mesh("fsdp=16", 16))
 
 
 def test_devices_are_counted_as_jax_counts_them():

@@ -9,14 +9,15 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 import pytest
+from jax.sharding import NamedSharding
 
 from agentrl_jax.cli import plan as command
 from agentrl_jax.cli.main import main
 from agentrl_jax.kernels.fused_loss import logprob_loss
 from agentrl_jax.recipes import plan, plan_compile
 from agentrl_jax.recipes import plan_memory as memory
-from agentrl_jax.recipes.plan_topology import parse_topology
-from agentrl_jax.sharding import replicated, rows
+from agentrl_jax.recipes.plan_topology import parse_mesh, parse_topology
+from agentrl_jax.sharding import gathered, replicated, rows, spec
 from tests.recipes import qwen_config
 from tests.recipes.test_plan import SHARED, qwen  # noqa: F401
 
@@ -96,11 +97,47 @@ def test_what_does_not_fit_is_refused_in_seconds_with_what_it_needs():
     assert found["available"] == pytest.approx(15.75 * GIB, rel=0.01)
 
 
+@pytest.mark.parametrize(
+    ("topology", "mesh", "gathers"),
+    [
+        ("v5e:4x4", "fsdp=16", True),
+        ("v5p:4x4x4", "data=4,fsdp=16", True),
+        ("v6e:16x16", "data=4,fsdp=64", True),
+        ("v6e:16x16", "fsdp=256", False),
+    ],
+)
+def test_weights_of_every_size_are_gathered_as_such_where_no_axis_spans_the_slice(topology, mesh, gathers):
+    """Keys of 8 MB are the least that a layer of 8 B parameters gathers, embeddings aside."""
+    slice_ = parse_topology(topology)
+    sizes = parse_mesh(mesh, slice_.devices)
+    devices = plan_compile.topology_mesh(topology, sizes)
+    put = lambda names, *shape: jax.ShapeDtypeStruct(  # noqa: E731
+        shape, jnp.bfloat16, sharding=NamedSharding(devices, spec(names))
+    )
+    axes = {"key": ("width", "kv_heads"), "query": ("width", "heads")}
+    weights = {"key": put(axes["key"], 4096, 1024), "query": put(axes["query"], 4096, 4096)}
+
+    def product(x, weights):
+        found = {}
+        for name, weight in weights.items():
+            found[name] = jax.nn.silu(x) @ gathered(weight, axes[name], jnp.bfloat16)
+            x = x * 2 + jnp.sum(found[name], -1, keepdims=True)
+        return found
+
+    lowered = jax.jit(product).trace(put(("rows",), 256, 64, 4096), weights).lower(lowering_platforms=("tpu",))
+    found = plan_compile.figures_of(lowered, slice_.devices, 1)["collectives"]
+    assert "collective-permute" not in {row["kind"] for row in found}
+    moved = {row["kind"]: row["bytes"] for row in found}
+    assert (moved.get("all-gather") == 4096 * (1024 + 4096) * 2) == gathers
+    assert plan.spans_torus(slice_, sizes) != gathers
+
+
 LARGE = {"hidden_size": 4096, "intermediate_size": 12288, "num_attention_heads": 32, "num_hidden_layers": 36}
-LONG = ["loop.width=32768", "rollout.context=32768", "loop.updates_per_batch=2", "rollout.slots=4"]
+LONG = ["loop.width=32768", "rollout.context=32768", "loop.updates_per_batch=2"]
+LONG += [f"rollout.{name}=4" for name in ("slots", "workers", "bank")]
 CASES = {
     "v5p:4x4x4": ["--mesh", "data=4,fsdp=16", "loop.tasks=8", "loop.micro_rows=64"],
-    "v6e:16x16": ["--mesh", "fsdp=256", "loop.tasks=32", "loop.micro_rows=256", "rollout.tensor=4"],
+    "v6e:16x16": ["--mesh", "data=4,fsdp=64", "loop.tasks=32", "loop.micro_rows=256", "rollout.tensor=4"],
 }
 
 

@@ -175,6 +175,12 @@ def test_a_window_that_lies_mostly_outside_is_no_work():
 
 def test_what_does_not_fit_says_what_it_would_need():
     message = (
+        "RESOURCE_EXHAUSTED: E1000: CompileTimeHbmOom: Ran out of memory on HBM, the total memory required for HLO "
+        "temporaries (113.83G) exceeds available HBM (31.24G). HLO module: jit_accumulate."
+    )
+    found = plan_compile.too_large(message)
+    assert (found["peak"] / (1 << 30), found["available"] / (1 << 30)) == pytest.approx((113.83, 31.24))
+    message = (
         "RESOURCE_EXHAUSTED: E1000: CompileTimeHbmOom: XLA:TPU compile permanent error. Ran out of memory in memory "
         "space hbm. Used 20.50G of 15.75G hbm. Exceeded hbm capacity by 4.75G."
     )
