@@ -22,6 +22,7 @@ from agentrl_jax.recipes import meshes
 from agentrl_jax.recipes.checks import check
 from agentrl_jax.recipes.config import MeshShape, PretrainedPolicy
 from agentrl_jax.recipes.directory import prepare
+from agentrl_jax.runtime import fleet
 from agentrl_jax.runtime.publish import publish
 from tests.recipes.test_checks import good
 
@@ -107,14 +108,16 @@ def test_a_factored_moment_lies_as_what_is_left_of_its_parameter():
     assert factored.count.spec == factored.v["layers"]["gate"].spec == P()
 
 
-def test_a_publication_is_whole_on_every_device_and_equal():
+@pytest.mark.parametrize("apart", [False, True], ids=["colocated", "split"])
+def test_a_publication_is_whole_on_every_device_and_equal(apart):
     mesh = meshes.make(on(fsdp=4, tensor=2))
     params = llama.init(MODEL, jax.random.key(0))
-    spread = jax.device_put(params, meshes.placement(good(), MODEL, mesh))
-    everywhere = sharding.replicated(mesh)
+    split = jax.device_put(params, meshes.placement(good(), MODEL, mesh))
+    onto = fleet.spread(jax.devices()[6:]) if apart else None
+    place = sharding.replicated(mesh) if apart else fleet.spread(jax.devices())
     with jax.transfer_guard("disallow"):
-        published = publish(MODEL, spread, everywhere)
-    assert all(leaf.sharding == everywhere for leaf in jax.tree.leaves(published))
+        published = publish(MODEL, split, place, onto=onto)
+    assert all(leaf.sharding == place for leaf in jax.tree.leaves(published))
     jax.tree.map(np.testing.assert_array_equal, published, publish(MODEL, params))
 
 
