@@ -18,7 +18,7 @@ from agentrl_jax.learner.placement import placed, placed_like
 from agentrl_jax.learner.state import init_state
 from agentrl_jax.models import llama
 from agentrl_jax.models.lora import Lora, LoraParams
-from agentrl_jax.recipes import meshes
+from agentrl_jax.recipes import meshes, plan
 from agentrl_jax.recipes.checks import check
 from agentrl_jax.recipes.config import MeshShape, PretrainedPolicy
 from agentrl_jax.recipes.directory import prepare
@@ -130,6 +130,23 @@ def test_adapters_are_whole_and_what_is_frozen_is_split(base):
     assert isinstance(found, LoraParams) and found.adapters["query"]["a"].spec == P()
     first, *scales = jax.tree.leaves(found.base["layers"]["gate"])
     assert first.spec == P(None, "fsdp", "tensor") and len(scales) == (base != "full")
+
+
+@pytest.mark.parametrize(
+    ("mesh", "width", "said"),
+    [
+        ({"sequence": True}, 256, "mesh.sequence=True has no effect at mesh.tensor=1: set mesh.tensor=2"),
+        ({"sequence": True, "tensor": 2}, 255, "sft.width=255 does not divide over mesh.tensor=2"),
+    ],
+)
+def test_columns_that_cannot_be_split_are_refused(mesh, width, said):
+    with pytest.raises(UserError, match=said):
+        meshes.check_mesh(replace(on(**mesh), sft=replace(good().sft, width=width)), MODEL)
+
+
+def test_a_plan_is_for_the_mesh_of_the_config_unless_another_is_asked_for():
+    assert plan.request(on(fsdp=4), "v5e:4x4", None).mesh == {"data": 4, "fsdp": 4, "tensor": 1}
+    assert plan.request(on(fsdp=4), "v5e:4x4", "fsdp=16").mesh == {"data": 1, "fsdp": 16, "tensor": 1}
 
 
 def test_another_mesh_is_no_other_config(tmp_path):
