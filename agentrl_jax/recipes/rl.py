@@ -63,6 +63,8 @@ def rl(run: Run) -> None:
             batch = batch._replace(old_logprobs=score(state.params, batch, micro))
         return batch if run.reference is None else batch._replace(ref_logprobs=score(run.reference, batch, micro))
 
+    if (rate := capped_rate(loop)) < loop.learning_rate:
+        run.progress.note(f"learning rate {rate:.3g}: loop.rate_cap bears no more at a lag of {loop.oldest}")
     tasks = list(run.suite.tasks("train", loop.train_tasks, run.config.seed))
     ahead: deque[list[EpisodePlan]] = deque()  # the steps whose episodes have begun
     finished = Finished()
