@@ -29,7 +29,9 @@ FAILED = 2  # exit code
 _WAITING = "waiting for the others"
 _TOGETHER = ("publish", "update", "sft", "checkpoint")  # phases whose device programs need every process
 _SLICE_MS = 250  # how long one look for a value lasts
-_LAST_S = 10.0  # how long process 0 waits for the others to go
+_LAST_S = 30.0  # how long process 0 waits for the others to go
+_STILL_S = 5.0  # how long for one that gives no sign of life
+_COME_OUT_S = 5.0  # for a process that is long at something to learn that the run ends
 _GRACE_S = 20.0  # for closing what is open, once it is known that the run ends
 _NEVER_S = 10**7  # JAX ends a process without a word where another one is silent for so long; we do it with one
 
@@ -135,7 +137,7 @@ class Hosts:
         return [value for _, value in found]
 
     def check(self) -> None:
-        """Raises `UserError` where another process is gone, for whoever is long at something."""
+        """Raises `UserError` where another process is gone: to be asked by whoever is long at something."""
         if self._trouble is not None and not self._raised:
             raise self._told()
 
@@ -210,9 +212,14 @@ class Hosts:
                 self._trouble = self._found()
             if self._trouble is not None:
                 told_at = told_at or time.monotonic()
-                stuck = self._phase()[0] in _TOGETHER and not (self._raised or self._ended or self._waiting)
-                if stuck or time.monotonic() - told_at > _GRACE_S:
+                if time.monotonic() - told_at > self._time_to_leave():
                     self._end()
+
+    def _time_to_leave(self) -> float:
+        """What the process's own thread gets before it is ended: nothing where it sits in a device program."""
+        if self._raised or self._ended is not None:
+            return _GRACE_S
+        return 0.0 if self._phase()[0] in _TOGETHER and self._waiting is None else _COME_OUT_S
 
     def _end(self) -> None:
         """End a process whose own thread cannot: it waits for another inside a device program, or will not close."""
@@ -345,14 +352,26 @@ def end(code: int) -> int:
     sys.stdout.flush()
     sys.stderr.flush()
     state: Any = distributed.global_state
-    deadline = time.monotonic() + _LAST_S
     with contextlib.suppress(jax.errors.JaxRuntimeError):
         state.client.key_value_set(f"agentrl/gone/{state.process_id}", "", allow_overwrite=True)
-        while state.process_id == 0 and time.monotonic() < deadline:
-            time.sleep(0.3)
-            if len(state.client.key_value_dir_get("agentrl/gone/")) == state.num_processes:
-                break
+        if state.process_id == 0:
+            _wait_for_the_others(state.client)
     os._exit(code)
+
+
+def _wait_for_the_others(client: Any) -> None:
+    """Until each of them has said that it goes, or gives no sign of life any more."""
+    began = time.monotonic()
+    changed: dict[str, tuple[str, float]] = {}
+    while (now := time.monotonic()) - began < _LAST_S:
+        time.sleep(0.3)  # the last one needs a moment between saying it and going
+        gone = {key.rpartition("/")[2] for key, _ in client.key_value_dir_get("agentrl/gone/")}
+        for key, sign in client.key_value_dir_get("agentrl/alive/"):
+            if key not in changed or changed[key][0] != sign:
+                changed[key] = sign, now
+        left = [at for key, (_, at) in changed.items() if key.rpartition("/")[2] not in gone]
+        if all(now - at > _STILL_S for at in left):
+            break
 
 
 @contextlib.contextmanager
