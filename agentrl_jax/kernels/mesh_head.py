@@ -19,6 +19,8 @@ from jax.sharding import AxisType, PartitionSpec
 from agentrl_jax.kernels.fused_loss import TokenLoss
 from agentrl_jax.kernels.vocab_sharded import vocab_sharded_logprobs, vocab_sharded_loss
 
+Columns = tuple[Array, Array, Array]  # tokens, parents, action_mask
+
 
 class Split(NamedTuple):
     """The mesh that arrays lie on, and what of it carries the vocabulary and the rows."""
@@ -51,7 +53,7 @@ def split_of(hidden: Array, unembedding: Array, vocab_axes: tuple[str, ...], row
 
 
 def split_loss(
-    split: Split, loss: TokenLoss, hidden: Array, unembedding: Array, columns: tuple[Array, Array, Array], data: Any,
+    split: Split, loss: TokenLoss, hidden: Array, unembedding: Array, columns: Columns, data: Any,
     *, chunk: int, kept: Array | None = None, **settings: Any,
 ) -> tuple[Array, Any]:  # fmt: skip
     """`logprob_loss(form="single_pass")` of `columns` (tokens, parents, action_mask): (loss f32[], second results).
@@ -59,10 +61,9 @@ def split_loss(
     Of the second results of the loss each leaf has one more dimension in front: a share of the rows each.
     """
 
-    def share(hidden: Array, matrix: Array, columns: Any, data: Any, kept: Array | None) -> tuple[Array, Any]:
-        tokens, parents, mask = columns
+    def share(hidden: Array, matrix: Array, columns: Columns, data: Any, kept: Array | None) -> tuple[Array, Any]:
         more: Any = {**settings, "axis_name": split.vocab, "chunk": split.chunk(chunk), "kept": kept}
-        value, rest = vocab_sharded_loss(loss, hidden, matrix, tokens, parents, mask, data, **more)
+        value, rest = vocab_sharded_loss(loss, hidden, matrix, *columns, data, **more)
         return jax.tree.map(lambda leaf: leaf[None], (value, rest.aux))
 
     # Summed outside: a sum inside would be differentiated as well.
@@ -71,12 +72,12 @@ def split_loss(
 
 
 def split_logprobs(
-    split: Split, hidden: Array, unembedding: Array, columns: tuple[Array, Array, Array],
+    split: Split, hidden: Array, unembedding: Array, columns: Columns,
     *, chunk: int, kept: Array | None = None, **settings: Any,
 ) -> tuple[Array, Array | None]:  # fmt: skip
     """`token_logprobs(form="two_pass")` of `columns` (tokens, parents, action_mask)."""
 
-    def share(hidden: Array, matrix: Array, columns: Any, kept: Array | None) -> tuple[Array, Array | None]:
+    def share(hidden: Array, matrix: Array, columns: Columns, kept: Array | None) -> tuple[Array, Array | None]:
         more: Any = {**settings, "axis_name": split.vocab, "chunk": split.chunk(chunk), "kept": kept}
         return vocab_sharded_logprobs(hidden, matrix, *columns, **more)
 
@@ -89,7 +90,7 @@ def _on(split: Split, share: Callable[..., Any]) -> Callable[..., Any]:
 
     def run(hidden: Array, unembedding: Array, *more: Any) -> Any:
         specs = (rows, PartitionSpec(split.vocab), *(rows,) * len(more))
-        mapped: Any = partial(jax.shard_map, mesh=split.mesh, check_vma=True)
+        mapped = partial(jax.shard_map, mesh=split.mesh, check_vma=True)
         return mapped(share, in_specs=specs, out_specs=rows)(hidden, unembedding, *more)
 
     return run
