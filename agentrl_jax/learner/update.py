@@ -109,8 +109,7 @@ class Update:
         `over_devices` adds up what the devices have accumulated.
         """
         learned = trained(state.params)
-        acc = self._start.function(learned)
-        acc = over_devices(self._accumulate.function(state.params, acc, batch, jnp.int32(0), None))
+        acc = over_devices(self._gradients.function(state.params, batch, jnp.int32(0), None))
         new, info = self._apply.function(state._replace(params=learned), acc)
         return new._replace(params=with_trained(state.params, new.params)), info
 
