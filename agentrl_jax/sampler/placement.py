@@ -58,4 +58,7 @@ def whole(x: jax.Array) -> jax.Array:
     kinds = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
     if mesh.empty or mesh.shape.get("tensor", 1) == 1 or kinds["tensor"] != AxisType.Auto:
         return x
+    if x.shape[-1] % mesh.shape["tensor"] == 0:  # unsaid, what is gathered may be the head instead, in every step
+        split = PartitionSpec(*(None,) * (x.ndim - 1), "tensor")
+        x = jax.lax.with_sharding_constraint(x, NamedSharding(mesh, split))
     return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, PartitionSpec()))

@@ -86,6 +86,8 @@ def test_decoding_copies_no_pages(qwen, tmp_path, topology, tensor):  # noqa: F8
     ).pools
     assert found["temporaries"] < memory.held("pages", pools).bytes / 8
     assert {row["kind"] for row in found["collectives"]} <= {"all-gather", "all-reduce"}
+    logits = memory.ROWS * wanted.model.vocab_size * 4  # what is gathered, not the head
+    assert all(one["bytes"] <= logits for one in found["heaviest"])
 
 
 def test_what_does_not_fit_is_refused_in_seconds_with_what_it_needs():
