@@ -140,7 +140,7 @@ class Run:
             max_segments=rollout.max_segments,
             evidence=rollout.evidence,
             stall_s=rollout.stall_s,
-            alive=self._alive,
+            alive=self.interrupts.check,
         ):
             receipt = found.receipt.to_json()
             self.sinks.receipt(receipt)
@@ -148,10 +148,6 @@ class Run:
                 self.sinks.broken(receipt)
             self.drops.add(found)
             yield found
-
-    def _alive(self) -> None:
-        self.interrupts.check()
-        self.hosts.check()
 
     # -- a stage's steps ---------------------------------------------------------------------------------------
 

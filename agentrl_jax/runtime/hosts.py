@@ -100,8 +100,13 @@ class Hosts:
         return range(self.index * count // self.count, (self.index + 1) * count // self.count)
 
     def watch(self, phase: Callable[[], tuple[str, float]], interrupts: Interrupts | None = None) -> None:
-        """Where to look for what this process is doing, and since how many seconds; and for signals it was sent."""
+        """Where to look for what this process is doing, and since how many seconds; and for signals it was sent.
+
+        From then on `interrupts.check` raises as `check` does.
+        """
         self._phase, self._interrupts = phase, interrupts
+        if interrupts is not None and self._client is not None:
+            interrupts.also = self.check
 
     # -- meetings ----------------------------------------------------------------------------------------------
 
