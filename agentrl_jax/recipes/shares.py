@@ -149,12 +149,11 @@ def summed(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 def hand_over(run: Run, params: Any) -> Any:
     """Params that lie whole on every device, as the sampler of this process takes them: on its devices, uncopied."""
     here = run.sampling
+    devices = list(here.mesh.devices.flat)  # pyright: ignore[reportOptionalMemberAccess]
 
     def local(leaf: jax.Array) -> jax.Array:
         by_device = {shard.device: shard.data for shard in leaf.addressable_shards}
-        return jax.make_array_from_single_device_arrays(
-            leaf.shape, here, [by_device[device] for device in here.mesh.devices.flat]
-        )
+        return jax.make_array_from_single_device_arrays(leaf.shape, here, [by_device[device] for device in devices])
 
     return params if run.hosts.count == 1 else jax.tree.map(local, params)
 

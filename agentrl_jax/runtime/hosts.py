@@ -44,7 +44,8 @@ def join(
     To be called before anything wakes a backend. On CPU they meet over gloo. Raises `UserError` where they do not find
     each other within `wait_s` seconds.
     """
-    if (jax.config.jax_platforms or "").startswith("cpu"):
+    config: Any = jax.config
+    if (config.jax_platforms or "").startswith("cpu"):
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jax.config.update("jax_enable_preemption_service", False)  # it would take SIGTERM, which is ours to answer
     who = "this process" if process is None else f"process {process} of {processes}"
@@ -355,7 +356,7 @@ def end(code: int) -> int:
         return code
     sys.stdout.flush()
     sys.stderr.flush()
-    state = distributed.global_state
+    state: Any = distributed.global_state
     with contextlib.suppress(jax.errors.JaxRuntimeError):
         state.client.key_value_set(f"agentrl/gone/{state.process_id}", "", allow_overwrite=True)
         if state.process_id == 0:
