@@ -147,7 +147,6 @@ class Run:
         found = self.collector.take(finished)
         while wait and not found:
             self.interrupts.check()
-            self.hosts.check()
             found = self.collector.take(finished, wait_s=_GLANCE_S)
         for trajectory in found:
             receipt = trajectory.receipt.to_json()

@@ -44,8 +44,8 @@ def join(
     To be called before anything wakes a backend. On CPU they meet over gloo. Raises `UserError` where they do not find
     each other within `wait_s` seconds.
     """
-    platforms: Any = jax.config.jax_platforms  # pyright: ignore[reportAttributeAccessIssue]
-    if (platforms or "").startswith("cpu"):
+    config: Any = jax.config
+    if (config.jax_platforms or "").startswith("cpu"):
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jax.config.update("jax_enable_preemption_service", False)  # it would take SIGTERM, which is ours to answer
     who = "this process" if process is None else f"process {process} of {processes}"
@@ -101,8 +101,13 @@ class Hosts:
         return range(self.index * count // self.count, (self.index + 1) * count // self.count)
 
     def watch(self, phase: Callable[[], tuple[str, float]], interrupts: Interrupts | None = None) -> None:
-        """Where to look for what this process is doing, and since how many seconds; and for signals it was sent."""
+        """Where to look for what this process is doing, and since how many seconds; and for signals it was sent.
+
+        From then on `interrupts.check` raises as `check` does.
+        """
         self._phase, self._interrupts = phase, interrupts
+        if interrupts is not None and self._client is not None:
+            interrupts.also = self.check
 
     # -- meetings ----------------------------------------------------------------------------------------------
 

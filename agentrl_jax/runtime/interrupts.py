@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from types import FrameType
 from typing import Any, Self
 
@@ -39,6 +40,7 @@ class Interrupts:
     def __init__(self) -> None:
         self._noted: int | None = None
         self._passed_on: int | None = None
+        self.also: Callable[[], None] | None = None  # asked at every check, for what else may end the run
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Self:
@@ -66,6 +68,8 @@ class Interrupts:
         """Raises `Interrupted` where a signal came since the run began."""
         if self.noted is not None:
             raise Interrupted(self.noted)
+        if self.also is not None:
+            self.also()
 
     def _on_signal(self, number: int, _: FrameType | None) -> None:
         if self._noted is not None:

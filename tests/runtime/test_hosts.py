@@ -126,7 +126,7 @@ if me == 1:
 hosts.exchange(0)
 with clock.phase("rollout"):
     while True:
-        hosts.check()
+        interrupts.check()
         time.sleep(0.01)
 """
     (code, _, err), (other_code, _, other_err) = ended(start(body))
