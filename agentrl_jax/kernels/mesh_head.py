@@ -19,6 +19,8 @@ from jax.sharding import AxisType, PartitionSpec
 from agentrl_jax.kernels.fused_loss import TokenLoss
 from agentrl_jax.kernels.vocab_sharded import vocab_sharded_logprobs, vocab_sharded_loss
 
+Columns = tuple[Array, Array, Array]  # tokens, parents, action_mask
+
 
 class Split(NamedTuple):
     """The mesh that arrays lie on, and what of it carries the vocabulary and the rows."""
@@ -26,6 +28,10 @@ class Split(NamedTuple):
     mesh: Any
     vocab: str
     rows: tuple[str, ...]  # empty where they do not divide the rows: then every device has all
+
+    def chunk(self, tokens: int) -> int:
+        """A device's share of the tokens projected at once."""
+        return max(1, tokens // math.prod(self.mesh.shape[axis] for axis in self.rows))
 
 
 def split_of(hidden: Array, unembedding: Array, vocab_axes: tuple[str, ...], row_axes: tuple[str, ...]) -> Split | None:
@@ -43,21 +49,21 @@ def split_of(hidden: Array, unembedding: Array, vocab_axes: tuple[str, ...], row
         raise ValueError(f"unembedding: expected a vocabulary that one mesh axis divides, got {vocabulary} on {sizes}")
     rows = tuple(axis for axis in row_axes if axis in mesh.axis_names)
     count = math.prod(mesh.shape[axis] for axis in rows)
-    return Split(mesh, *sizes, rows if hidden.shape[0] % count == 0 else ())
+    return Split(mesh, next(iter(sizes)), rows if hidden.shape[0] % count == 0 else ())
 
 
 def split_loss(
-    split: Split, loss: TokenLoss, hidden: Array, unembedding: Array, columns: tuple[Array, Array, Array], data: Any,
-    *, kept: Array | None = None, **settings: Any,
+    split: Split, loss: TokenLoss, hidden: Array, unembedding: Array, columns: Columns, data: Any,
+    *, chunk: int, kept: Array | None = None, **settings: Any,
 ) -> tuple[Array, Any]:  # fmt: skip
     """`logprob_loss(form="single_pass")` of `columns` (tokens, parents, action_mask): (loss f32[], second results).
 
     Of the second results of the loss each leaf has one more dimension in front: a share of the rows each.
     """
 
-    def share(hidden: Array, matrix: Array, columns: Any, data: Any, kept: Array | None) -> tuple[Array, Any]:
-        settings_ = {**settings, "axis_name": split.vocab, "kept": kept}
-        value, rest = vocab_sharded_loss(loss, hidden, matrix, *columns, data, **settings_)
+    def share(hidden: Array, matrix: Array, columns: Columns, data: Any, kept: Array | None) -> tuple[Array, Any]:
+        more: Any = {**settings, "axis_name": split.vocab, "chunk": split.chunk(chunk), "kept": kept}
+        value, rest = vocab_sharded_loss(loss, hidden, matrix, *columns, data, **more)
         return jax.tree.map(lambda leaf: leaf[None], (value, rest.aux))
 
     # Summed outside: a sum inside would be differentiated as well.
@@ -66,13 +72,14 @@ def split_loss(
 
 
 def split_logprobs(
-    split: Split, hidden: Array, unembedding: Array, columns: tuple[Array, Array, Array],
-    *, kept: Array | None = None, **settings: Any,
+    split: Split, hidden: Array, unembedding: Array, columns: Columns,
+    *, chunk: int, kept: Array | None = None, **settings: Any,
 ) -> tuple[Array, Array | None]:  # fmt: skip
     """`token_logprobs(form="two_pass")` of `columns` (tokens, parents, action_mask)."""
 
-    def share(hidden: Array, matrix: Array, columns: Any, kept: Array | None) -> tuple[Array, Array | None]:
-        return vocab_sharded_logprobs(hidden, matrix, *columns, axis_name=split.vocab, kept=kept, **settings)
+    def share(hidden: Array, matrix: Array, columns: Columns, kept: Array | None) -> tuple[Array, Array | None]:
+        more: Any = {**settings, "axis_name": split.vocab, "chunk": split.chunk(chunk), "kept": kept}
+        return vocab_sharded_logprobs(hidden, matrix, *columns, **more)
 
     return _on(split, share)(hidden, unembedding, columns, kept)
 

@@ -31,7 +31,7 @@ class Scorer(NamedTuple):
     temperature: float = 1.0  # the sampler's; see `kernels.logprobs.token_logprobs`
     chunk: int = 1024  # tokens projected to the vocabulary at once
     soft_cap: float | None = None  # bound of the logits, where the model has one
-    vocab_axes: tuple[str, ...] = ()  # mesh axes that split the vocabulary, where arrays lie on a mesh that has them
+    vocab_axes: tuple[str, ...] = ()  # mesh axes that split the vocabulary, where arrays lie on a mesh that has any
     row_axes: tuple[str, ...] = ()  # and those that split the rows
 
     def logprobs(self, params: Any, batch: TokenBatch, *, entropy: bool = False) -> tuple[Array, Array | None]:

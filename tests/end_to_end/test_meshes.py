@@ -38,10 +38,11 @@ def config(steps: int, shape: MeshShape) -> RunConfig:
     return replace(
         small,
         mesh=shape,
+        environment=replace(small.environment, target="tests.end_to_end.lucky_suite:suite"),
         policy=TinyPolicy(layers=1, width=32, heads=4, kv_heads=4, mlp_width=64, vocab_size=376),
         rollout=Rollout(workers=4, slots=8, context=128, max_turn_tokens=4, bank=8, decode_steps=4),
         sft=replace(small.sft, steps=steps, learning_rate=1e-3),
-        loop=replace(small.loop, steps=steps),
+        loop=replace(small.loop, steps=steps, learning_rate=1e-3),
         evaluation=Evaluation(episodes=1, every=0),
         checkpoints=Checkpoints(every=1, keep=2 * steps),
     )

@@ -134,12 +134,14 @@ def test_long_rows_are_kept_by_shares_of_their_columns():
     assert kept(WIDTH // 4) in shares and kept(WIDTH) not in shares
 
 
-def test_scores_and_entropies_over_kept_sets_are_those_of_one_device():
+@pytest.mark.parametrize("rows", [ROWS, ROWS - 1], ids=["split", "rows that do not divide"])
+def test_scores_and_entropies_over_kept_sets_are_those_of_one_device(rows):
     small = dataclasses.replace(MODEL, layers=1)
 
     def scores(sizes: dict[str, int]) -> Any:
         mesh = mesh_of(sizes)
-        batch = jax.device_put(batch_of(kept=True), sharding.rows(mesh))
+        place = sharding.rows(mesh) if rows == ROWS else sharding.replicated(mesh)
+        batch = jax.device_put(jax.tree.map(lambda x: x[:rows], batch_of(kept=True)), place)
         scored = jax.jit(partial(scorer_of(small, "none").logprobs, entropy=True))(params_of(small, mesh), batch)
         return jax.tree.map(np.asarray, scored)
 

@@ -18,12 +18,12 @@ from agentrl_jax.learner.placement import placed, placed_like
 from agentrl_jax.learner.state import init_state
 from agentrl_jax.models import llama
 from agentrl_jax.models.lora import Lora, LoraParams
-from agentrl_jax.recipes import meshes
+from agentrl_jax.recipes import meshes, plan
 from agentrl_jax.recipes.checks import check
 from agentrl_jax.recipes.config import MeshShape, PretrainedPolicy
 from agentrl_jax.recipes.directory import prepare
 from agentrl_jax.runtime.publish import publish
-from tests.recipes.test_checks import good
+from tests.recipes.test_checks import good, with_
 
 MODEL = llama.LlamaConfig(vocab_size=64, width=16, layers=2, heads=4, kv_heads=2, head_width=4, mlp_width=32)
 ADAFACTOR = optax.adafactor(1e-3, min_dim_size_to_factor=4)
@@ -75,7 +75,7 @@ def test_a_mesh_that_does_not_divide_is_refused_with_what_to_type(mesh, said):
 def test_a_vocabulary_and_rows_that_do_not_divide_say_what_does():
     with pytest.raises(UserError, match=r"vocab_size=63: set mesh.tensor=1 and mesh.data=-1, or policy.vocab_size=62"):
         meshes.check_mesh(on(tensor=2), replace(MODEL, vocab_size=63))
-    config = replace(on(fsdp=2), sft=replace(good().sft, rows=12, micro_rows=12))
+    config = with_("sft", rows=12, micro_rows=12)(on(fsdp=2))
     with pytest.raises(UserError, match=r"sft.rows=12 .* 8 devices .* set it to 16"):
         meshes.check_mesh(config, MODEL)
 
@@ -127,6 +127,23 @@ def test_adapters_are_whole_and_what_is_frozen_is_split(base):
     assert isinstance(found, LoraParams) and found.adapters["query"]["a"].spec == P()
     first, *scales = jax.tree.leaves(found.base["layers"]["gate"])
     assert first.spec == P(None, "fsdp", "tensor") and len(scales) == (base != "full")
+
+
+@pytest.mark.parametrize(
+    ("mesh", "width", "said"),
+    [
+        ({"sequence": True}, 256, "mesh.sequence=True has no effect at mesh.tensor=1: set mesh.tensor=2"),
+        ({"sequence": True, "tensor": 2}, 255, "sft.width=255 does not divide over mesh.tensor=2"),
+    ],
+)
+def test_columns_that_cannot_be_split_are_refused(mesh, width, said):
+    with pytest.raises(UserError, match=said):
+        meshes.check_mesh(with_("sft", width=width)(on(**mesh)), MODEL)
+
+
+def test_a_plan_is_for_the_mesh_of_the_config_unless_another_is_asked_for():
+    assert plan.request(on(fsdp=4), "v5e:4x4", None).mesh == {"data": 4, "fsdp": 4, "tensor": 1}
+    assert plan.request(on(fsdp=4), "v5e:4x4", "fsdp=16").mesh == {"data": 1, "fsdp": 16, "tensor": 1}
 
 
 def test_another_mesh_is_no_other_config(tmp_path):
