@@ -126,6 +126,15 @@ def test_an_environment_that_breaks_is_said_and_exit_code_1():
     assert done.returncode == 0 and "[invalid_action]" in done.stdout
 
 
+# What starts the tests may ignore SIGINT, as a shell does for what it runs in the background; children inherit that.
+LISTENING = """
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
+from agentrl_jax.cli.main import main
+sys.exit(main())
+"""
+
+
 class Terminal:
     """A pseudo-terminal with `agentrl env play` in it."""
 
@@ -133,8 +142,8 @@ class Terminal:
         self.master, slave = pty.openpty()
         environment = {**os.environ, "PYTHONPATH": PATHS, "TERM": "dumb"}
         self.process = subprocess.Popen(
-            [*COMMAND, "play", *words], stdin=slave, stdout=slave, stderr=slave, cwd=cwd, env=environment,
-            start_new_session=True,
+            [sys.executable, "-c", LISTENING, "env", "play", *words], stdin=slave, stdout=slave, stderr=slave, cwd=cwd,
+            env=environment, start_new_session=True,
         )  # fmt: skip
         os.close(slave)
         self.text = ""

@@ -12,6 +12,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from agentrl_jax.kernels import attention
+from agentrl_jax.kernels.head import dividing
 from agentrl_jax.kernels.pallas import attention as tiled
 from agentrl_jax.recipes import hlo
 
@@ -151,9 +152,9 @@ def test_on_a_mesh_every_device_attends_with_its_own_rows_and_heads():
 
 
 def test_axes_that_do_not_divide_are_left_out():
-    assert attention._dividing({"data": 4, "fsdp": 2}, 8) == ("data", "fsdp")
-    assert attention._dividing({"data": 4, "fsdp": 2}, 4) == ("data",)
-    assert attention._dividing({"data": 4, "fsdp": 2}, 6) == ()
+    assert dividing({"data": 4, "fsdp": 2}, 8) == ("data", "fsdp")
+    assert dividing({"data": 4, "fsdp": 2}, 4) == ("data",)
+    assert dividing({"data": 4, "fsdp": 2}, 6) == ()
 
 
 def test_a_program_for_a_cpu_holds_no_kernel():

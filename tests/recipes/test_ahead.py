@@ -16,8 +16,9 @@ import numpy as np
 import pytest
 
 import agentrl_jax.recipes.rl as stage
+from agentrl_jax.learner.placement import placed
 from agentrl_jax.learner.score import make_score
-from agentrl_jax.learner.state import LearnerState
+from agentrl_jax.learner.state import init_state
 from agentrl_jax.protocol import EnvironmentRef
 from agentrl_jax.recipes.config import Evaluation, Loop, Rollout, RunConfig, TinyPolicy
 from agentrl_jax.recipes.rl import assemble, make_credit, optimizer_of, plan_step, rl, update_of
@@ -65,15 +66,14 @@ def run(tmp_path: Path) -> Iterator[Run]:
 
 
 def copied(params: Any) -> Any:
-    return jax.jit(lambda tree: jax.tree.map(jnp.copy, tree))(params)
+    return jax.jit(lambda tree: jax.tree.map(jnp.copy, tree), out_shardings=placed(params))(params)
 
 
 def in_turn(run: Run, loop: Loop, update: Any, credit: Any, score: Any) -> Any:
     """The synchronous loop in one thread: every episode of a step, then its update. Returns the params."""
     r, objective, everywhere = run.config.rollout, loop.objective, run.everywhere
     assert objective.correction is not None and objective.kl is None
-    opt_state = jax.jit(optimizer_of(loop).init, out_shardings=everywhere)(run.params)
-    state = LearnerState(copied(run.params), opt_state, jax.device_put(np.int32(0), everywhere))
+    state = init_state(optimizer_of(loop), copied(run.params))
     tasks = list(run.suite.tasks("train", loop.train_tasks, run.config.seed))
     for step in range(loop.steps):
         run.engine.publish(publish(run.policy.model, state.params), step + 1)

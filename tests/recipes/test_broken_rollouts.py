@@ -32,6 +32,7 @@ from agentrl_jax.rollout.records import Trajectory
 from agentrl_jax.rollout.renderers import TINY, ChatRenderer
 from agentrl_jax.rollout.sampling import WHOLE
 from agentrl_jax.rollout.tokenizer import build
+from agentrl_jax.runtime.hosts import Hosts
 from agentrl_jax.runtime.sinks import RunSinks
 
 ADD, FINISH = ToolCall(name="add", arguments={"n": 5}), ToolCall(name="finish")
@@ -65,7 +66,7 @@ def run_with(
     with Collector(Driver(sampler, pool, renderer, max_turn_tokens=16)) as collector:
         vars(run).update(
             config=SimpleNamespace(rollout=rollout), directory=directory, collector=collector, sinks=sinks,
-            interrupts=SimpleNamespace(check=lambda: None),
+            interrupts=SimpleNamespace(check=lambda: None), hosts=Hosts(),
         )  # fmt: skip
         yield run
 

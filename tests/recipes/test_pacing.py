@@ -36,6 +36,7 @@ from agentrl_jax.rollout.renderers import TINY, ChatRenderer
 from agentrl_jax.rollout.sampling import Sample, SampleRequest
 from agentrl_jax.rollout.tokenizer import build
 from agentrl_jax.runtime.clock import Clock
+from agentrl_jax.runtime.hosts import Hosts
 
 FINISH = ToolCall(name="finish")
 
@@ -63,7 +64,7 @@ def a_run(script: Any, group: int, buffer: Buffer | None = None, slots: int = 16
                 config=SimpleNamespace(rollout=Rollout(free_space_gb=0.0)), directory=Path(), clock=Clock(), version=0,
                 collector=collector, buffer=buffer or Buffer(group), drops=Drops(1, Path()),
                 sinks=SimpleNamespace(receipt=lambda row: None, broken=lambda row: None),
-                interrupts=SimpleNamespace(check=lambda: None),
+                interrupts=SimpleNamespace(check=lambda: None), hosts=Hosts(),
             )  # fmt: skip
             yield run
 

@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 
 import jax
+import jax.numpy as jnp
 import pytest
 
 from agentrl_jax.errors import UserError
@@ -88,7 +89,8 @@ def test_a_server_that_samples_needs_no_slots_here():
 
 
 def test_a_dry_run_counts_the_slots_of_one_device():
-    together, apart = (estimated_memory(config, MODEL, 1000, 1000) for config in (good(), split(2)))
+    learned = {"w": jax.ShapeDtypeStruct((1000,), jnp.float32)}
+    together, apart = (estimated_memory(config, MODEL, 1000, learned) for config in (good(), split(2)))
     assert together["cache"] == 2 * 2 * (64 // 8) * good().rollout.context * 2 * 4 * 4
     assert apart["cache"] == 4 * together["cache"]
     sampling = apart["sampler"] + apart["cache"]
