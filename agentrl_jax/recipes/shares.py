@@ -149,10 +149,12 @@ def summed(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def position(hosts: Hosts, recorded: Mapping[str, Any]) -> dict[str, Any]:
-    """Where a run stands, of where each process does: with what all of them hold."""
+    """Where a run stands, of where each process does: with what all of them hold. Process 0 has it, and writes it."""
     if hosts.count == 1:
         return dict(recorded)
-    parts = hosts.exchange({name: recorded[name] for name in ("buffer", "stored")})
+    parts = hosts.gather({name: recorded[name] for name in ("buffer", "stored")})
+    if parts is None:
+        return dict(recorded)
     buffers = [part["buffer"] for part in parts]
     names = {name for buffer in buffers for name in buffer["counts"]}
     buffer = {

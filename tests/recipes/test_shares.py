@@ -54,7 +54,7 @@ def process(index: int, count: int, exchange: Any = None) -> Any:
     hosts = Hosts()
     hosts.index, hosts.count = index, count
     if exchange is not None:
-        hosts.exchange = exchange  # type: ignore[method-assign]
+        hosts.exchange = hosts.gather = exchange  # type: ignore[method-assign]
     return hosts
 
 
