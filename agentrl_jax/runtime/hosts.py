@@ -58,7 +58,9 @@ def join(
             )  # fmt: skip
             jax.devices()  # the processes tell each other what they have: all at once, or none gets on
     except (RuntimeError, ValueError) as error:
-        raise UserError(f"{who}: the processes did not find each other: {' '.join(str(error).split())}") from error
+        said = f"{who}: the processes did not find each other: {' '.join(str(error).split()).rstrip('.')}"
+        hint = "give --coordinator HOST:PORT --processes N --process I in place of --multihost"
+        raise UserError(said if coordinator is not None else f"{said}; {hint}, or neither on one host") from error
     return Hosts()
 
 

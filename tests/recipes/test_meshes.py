@@ -161,7 +161,7 @@ def test_what_another_machine_asks_for_is_no_other_config(tmp_path):
     prepare(good(), tmp_path / "run", resume=False)
     elsewhere = with_("rollout", slots=256, tensor=2)(with_("loop", offload=True)(on(fsdp=4)))
     prepare(replace(elsewhere, remat=True), tmp_path / "run", resume=True)
-    with pytest.raises(UserError, match="loop.group was 8, is 4"):
+    with pytest.raises(UserError, match=r"loop\.group was 8, is 4"):
         prepare(with_("loop", group=4)(elsewhere), tmp_path / "run", resume=True)
 
 
@@ -175,5 +175,5 @@ def test_a_run_that_knew_fewer_settings_goes_on_with_their_defaults(tmp_path):
     del older["hosts"], older["checkpoints"]
     file.write_text(json.dumps(older))
     prepare(good(), tmp_path / "run", resume=True)
-    with pytest.raises(UserError, match="loop.optimizer was None, is 'muon'"):
+    with pytest.raises(UserError, match=r"loop\.optimizer was None, is 'muon'"):
         prepare(with_("loop", optimizer="muon")(good()), tmp_path / "run", resume=True)
