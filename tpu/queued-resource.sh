@@ -65,8 +65,10 @@ case "${1:-}" in
             echo "queued-resource.sh: $NAME has $hosts hosts; mount a disk that all of them see, and say runs=/ITS/DIR" >&2
             exit 2
         fi
+        several=
+        [[ "$hosts" -eq 1 ]] || several="SEVERAL_HOSTS=1 "
         # A connection that breaks does not end the run.
-        on all ". tpu/env.sh || exit; nohup bash tpu/train.sh$(printf ' %q' "${@:2}") > train.log 2>&1 < /dev/null & sleep 1"
+        on all ". tpu/env.sh || exit; ${several}nohup bash tpu/train.sh$(printf ' %q' "${@:2}") > train.log 2>&1 < /dev/null & sleep 1"
         ;;
     log) on 0 "tail -n 100 -F train.log" ;;
     fetch) gcloud compute tpus tpu-vm scp --recurse "$NAME:agentrl-jax/runs" . "${where[@]}" --worker 0 ;;

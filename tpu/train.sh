@@ -13,7 +13,9 @@ directory="$(JAX_PLATFORMS=cpu agentrl config "$@" |
     python -c 'import json, sys; c = json.load(sys.stdin); print(c["runs"] + "/" + c["name"])')"
 more=()
 [[ -f "$directory/config.json" ]] && more+=(--resume)  # process 0's answer holds for all
-if [[ "${TPU_WORKER_HOSTNAMES:-}" == *,* || "${SLURM_STEP_NUM_TASKS:-1}" -gt 1 || "${MEGASCALE_NUM_SLICES:-1}" -gt 1 ]]
+# GKE, Slurm, multislice and SkyPilot say it in the environment. A TPU VM says it nowhere there: SEVERAL_HOSTS=1 does.
+if [[ "${TPU_WORKER_HOSTNAMES:-}" == *,* || "${SLURM_STEP_NUM_TASKS:-1}" -gt 1 || "${MEGASCALE_NUM_SLICES:-1}" -gt 1 ||
+    "${SKYPILOT_NODE_IPS:-}" == *$'\n'* || -n "${SEVERAL_HOSTS:-}" ]]
 then
     more+=(--multihost)
 fi

@@ -133,6 +133,11 @@ def _train(arguments: argparse.Namespace) -> int:
     by_hand = (arguments.coordinator, arguments.processes, arguments.process)
     if any(value is not None for value in by_hand) and (None in by_hand or arguments.multihost):
         raise UserError("--coordinator, --processes and --process go together, without --multihost")
+    if arguments.process is not None and not 0 <= arguments.process < arguments.processes:
+        raise UserError(
+            f"--process {arguments.process} --processes {arguments.processes}: expected --process from 0 to "
+            f"{max(0, arguments.processes - 1)}, another one for each process"
+        )
     if not arguments.multihost and arguments.coordinator is None:
         return _train_one(arguments, None)
     if arguments.dry_run:

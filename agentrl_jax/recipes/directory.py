@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import fcntl
 import json
 import os
@@ -17,8 +18,14 @@ from agentrl_jax.recipes.config import RunConfig
 from agentrl_jax.recipes.describe import describe
 from agentrl_jax.runtime.sinks import write_json
 
-# Settings of the machines, not of what is computed: a run may go on under others.
-_ELSEWHERE = ("mesh", "placement", "sampler_devices", "hosts")
+# Settings of the machines, not of what is computed, rounding apart: a run may go on under others, as the error lines of
+# another machine ask for.
+_ELSEWHERE = ("mesh", "placement", "sampler_devices", "hosts", "remat")
+_ELSEWHERE_IN = {
+    "rollout": ("tensor", "slots", "bank", "workers", "workers_url"),
+    "sft": ("offload", "micro_rows"),
+    "loop": ("offload", "micro_rows"),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,11 +46,8 @@ def prepare(config: RunConfig, directory: Path, *, resume: bool, source: Source 
     if resume:
         if not holds_run(directory):
             raise UserError(f"{directory}: nothing to resume (no config.json); leave out --resume to start a run")
-        recorded = _read(target)
-        for name in _ELSEWHERE:
-            recorded.pop(name, None)
-            described.pop(name, None)
-        changed = _differences(recorded, described)
+        recorded = _with_defaults(_read(target), config)
+        changed = _differences(_computed(recorded), _computed(described))
         if changed:
             raise UserError(
                 f"{directory}: --resume with another config: {', '.join(changed[:4])}; resume with the same settings "
@@ -75,6 +79,31 @@ def require_space(directory: Path, floor_gb: float) -> None:
             f"{directory}: {free:.2f} GB of its disk are free, and a run needs rollout.free_space_gb={floor_gb:g}: "
             "make room, give another place with runs=DIR, or lower the setting"
         )
+
+
+def _computed(described: dict[str, Any]) -> dict[str, Any]:
+    """A config as JSON without the settings of the machines."""
+    left = {name: value for name, value in described.items() if name not in _ELSEWHERE}
+    for section, names in _ELSEWHERE_IN.items():
+        if isinstance(left.get(section), dict):
+            left[section] = {name: value for name, value in left[section].items() if name not in names}
+    return left
+
+
+def _with_defaults(recorded: Any, value: object) -> Any:
+    """What was recorded of `value`; a setting that did not exist then, and has its default now, as it is now."""
+    if isinstance(recorded, list) and isinstance(value, tuple | list) and len(recorded) == len(value):
+        return [_with_defaults(*pair) for pair in zip(recorded, value, strict=True)]
+    if not dataclasses.is_dataclass(value) or not isinstance(recorded, dict):
+        return recorded
+    filled = dict(recorded)
+    for field in dataclasses.fields(value):
+        now = getattr(value, field.name)
+        if field.name in recorded:
+            filled[field.name] = _with_defaults(recorded[field.name], now)
+        elif now == (field.default if field.default_factory is dataclasses.MISSING else field.default_factory()):
+            filled[field.name] = json.loads(json.dumps(describe(now)))
+    return filled
 
 
 def _differences(before: object, after: object, path: str = "") -> list[str]:

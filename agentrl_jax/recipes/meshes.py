@@ -74,9 +74,10 @@ def check_placement(config: RunConfig) -> None:
         )
     engines, what = sampling // tensor, "devices" if tensor == 1 else f"sets of {tensor} devices"
     if slots % engines:
+        unit = math.lcm(engines, config.rollout.bank)  # slots are a multiple of the bank, too
         raise UserError(
             f"rollout.slots={slots} must be a multiple of the {engines} {what} that sample: set rollout.slots="
-            f"{-(-slots // engines) * engines}"
+            f"{-(-slots // unit) * unit}"
         )
 
 

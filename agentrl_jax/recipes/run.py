@@ -81,6 +81,7 @@ class Run:
     measured: tuple[int, float] | None = None  # `at` and success of the newest evaluation
     kept: int = 0  # `at` of the newest checkpoint that this process wrote
     store: Writer | None = None  # where the trajectories go that are trained on
+    stored_left: list[int] = field(default_factory=list)  # trajectories in the stores of processes that are no more
     shown: list[int] = field(default_factory=list)  # trajectories in each store that sft learned from, when it read it
     reference: Any = None  # the frozen anchor of a KL term, where there is one
     hosts: Hosts = field(default_factory=Hosts)  # the processes that train it together
@@ -231,7 +232,8 @@ class Run:
         """Checkpoint the last recorded step, unless that is done or the params have gone on since."""
         if self.recorded is None or self.recorded["at"] != self.at or self.kept == self.at:
             return
-        record = position(self.hosts, {**self.recorded, "buffer": self.recorded["buffer"].to_json()})
+        recorded = {**self.recorded, "buffer": self.recorded["buffer"].to_json()}
+        record = position(self.hosts, recorded, self.stored_left)
         score = self.measured[1] if self.measured is not None and self.measured[0] == self.at else None
         with self.clock.phase("checkpoint"):
             self.checkpoints.save(self.at, self._tree(self.state), record, score=score)

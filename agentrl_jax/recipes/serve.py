@@ -120,7 +120,8 @@ def loader(model: llama.LlamaConfig, resolved: Resolved | None = None) -> Callab
                 raise UserError(f"{path}: its config describes another architecture than the one that is served")
             return publish(model, _newest(config, policy, directory))
         other, params, _ = pretrained.load(directory)
-        if replace(other, compute_dtype=model.compute_dtype) != model:
+        # How it computes, and what it was trained in, is ours to say.
+        if replace(other, compute_dtype=model.compute_dtype, param_dtype=model.param_dtype) != model:
             raise UserError(f"{path}: its config.json describes another architecture than the one that is served")
         return publish(model, params)
 

@@ -148,11 +148,16 @@ def summed(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 # -- checkpoints -----------------------------------------------------------------------------------------------------
 
 
-def position(hosts: Hosts, recorded: Mapping[str, Any]) -> dict[str, Any]:
-    """Where a run stands, of where each process does: with what all of them hold."""
+def position(hosts: Hosts, recorded: Mapping[str, Any], left: Sequence[int] = ()) -> dict[str, Any]:
+    """Where a run stands, of where each process does: with what all of them hold. Process 0 has it, and writes it.
+
+    `left`: how many trajectories lie in the stores of processes that are no more; they may come back.
+    """
     if hosts.count == 1:
+        return {**recorded, "stored": [recorded["stored"], *left] if left else recorded["stored"]}
+    parts = hosts.gather({name: recorded[name] for name in ("buffer", "stored")})
+    if parts is None:
         return dict(recorded)
-    parts = hosts.exchange({name: recorded[name] for name in ("buffer", "stored")})
     buffers = [part["buffer"] for part in parts]
     names = {name for buffer in buffers for name in buffer["counts"]}
     buffer = {
@@ -161,7 +166,7 @@ def position(hosts: Hosts, recorded: Mapping[str, Any]) -> dict[str, Any]:
         "trajectories": [item for buffer in buffers for item in buffer["trajectories"]],
     }
     stored = [part["stored"] for part in parts]
-    return {**recorded, "buffer": buffer, "stored": None if None in stored else stored}
+    return {**recorded, "buffer": buffer, "stored": None if None in stored else [*stored, *left]}
 
 
 def own_buffer(hosts: Hosts, data: Mapping[str, Any], tasks: int) -> dict[str, Any]:
@@ -169,6 +174,11 @@ def own_buffer(hosts: Hosts, data: Mapping[str, Any], tasks: int) -> dict[str, A
     mine = hosts.share(tasks)
     held = [item for item in data["trajectories"] if item["group"] % tasks in mine]
     return {**data, "counts": data["counts"] if hosts.leads else {}, "trajectories": held}
+
+
+def left_of(stored: int | Sequence[int] | None, count: int) -> list[int]:
+    """How many trajectories lie in the stores of processes beyond the `count` that go on."""
+    return [] if stored is None or isinstance(stored, int) else list(stored[count:])
 
 
 def stored_of(stored: int | Sequence[int] | None, index: int) -> int:

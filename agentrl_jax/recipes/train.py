@@ -28,7 +28,7 @@ from agentrl_jax.recipes.directory import Source, claimed, discard, prepare, req
 from agentrl_jax.recipes.external import open_sampler
 from agentrl_jax.recipes.keeping import open_store
 from agentrl_jax.recipes.run import Run
-from agentrl_jax.recipes.shares import HOSTS, check_hosts, check_rows, home, own_buffer, stored_of
+from agentrl_jax.recipes.shares import HOSTS, check_hosts, check_rows, home, left_of, own_buffer, stored_of
 from agentrl_jax.rollout.buffer import Buffer
 from agentrl_jax.rollout.collect import Driver
 from agentrl_jax.rollout.collector import Collector
@@ -302,6 +302,7 @@ def _go_back_to(run: Run, record: dict[str, Any]) -> None:
     run.shown = record.get("shown", [])
     if run.store is not None:
         run.store.truncate(stored_of(record["stored"], run.hosts.index))
+        run.stored_left = left_of(record["stored"], run.hosts.count)
     if run.hosts.leads:
         _cut_what_is_left(run, record)
     dropped = run.sinks.truncate_after(lambda row: row["at"] > run.at)
@@ -321,10 +322,9 @@ def _cut_what_is_left(run: Run, record: dict[str, Any]) -> None:
     for path in gone:
         with RunSinks(path, figures=False) as sinks:
             sinks.truncate_after(lambda row: row["at"] > run.at)
-    stored = record["stored"]
-    for index in range(run.hosts.count, len(stored) if isinstance(stored, list) else 0):
+    for index, length in enumerate(run.stored_left, run.hosts.count):
         with open_store(run.config, run.policy, run.directory, resume=True, index=index) as store:
-            store.truncate(stored[index])
+            store.truncate(length)
 
 
 def _evaluations(run: Run) -> list[dict[str, Any]]:

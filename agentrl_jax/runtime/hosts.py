@@ -29,6 +29,7 @@ FAILED = 2  # exit code
 _WAITING = "waiting for the others"
 _TOGETHER = ("publish", "update", "sft", "checkpoint")  # phases whose device programs need every process
 _SLICE_MS = 250  # how long one look for a value lasts
+_PIECE = 1 << 18  # bytes put under one key: a look has to last for one of them, however much a process has to say
 _LAST_S = 30.0  # how long process 0 waits for the others to go
 _STILL_S = 5.0  # how long for one that gives no sign of life
 _COME_OUT_S = 5.0  # for a process that is long at something to learn that the run ends
@@ -57,7 +58,9 @@ def join(
             )  # fmt: skip
             jax.devices()  # the processes tell each other what they have: all at once, or none gets on
     except (RuntimeError, ValueError) as error:
-        raise UserError(f"{who}: the processes did not find each other: {' '.join(str(error).split())}") from error
+        said = f"{who}: the processes did not find each other: {' '.join(str(error).split()).rstrip('.')}"
+        hint = "give --coordinator HOST:PORT --processes N --process I in place of --multihost"
+        raise UserError(said if coordinator is not None else f"{said}; {hint}, or neither on one host") from error
     return Hosts()
 
 
@@ -117,6 +120,14 @@ class Hosts:
         Raises `Interrupted` in all of them where one was told to stop, and `UserError` that names the process that did
         not come, and the phase that it is in.
         """
+        return self._meet(value, everyone=True)
+
+    def gather(self, value: Any) -> list[Any] | None:
+        """`exchange` whose values travel to process 0 alone, where they are many; None in the others."""
+        found = self._meet(value, everyone=False)
+        return found if self.leads else None
+
+    def _meet(self, value: Any, *, everyone: bool) -> list[Any]:
         if self._client is None:
             return [value]
         number, self._meeting = self._meeting, self._meeting + 1
@@ -126,7 +137,7 @@ class Hosts:
         try:
             if self.leads:
                 found = [self._get(f"{number}/{k}", k) for k in range(self.count)]
-                self._put(f"{number}/all", found)
+                self._put(f"{number}/all", found if everyone else [(stop, None) for stop, _ in found])
             else:
                 found = self._get(f"{number}/all", None)
         finally:
@@ -167,18 +178,24 @@ class Hosts:
 
     def _put(self, key: str, value: Any) -> None:
         data = zlib.compress(json.dumps(value, separators=(",", ":")).encode(), 1)
-        self._client.key_value_set_bytes(f"agentrl/{key}", data)
+        pieces = [data[start : start + _PIECE] for start in range(0, len(data), _PIECE)]
+        for number, piece in enumerate(pieces[1:], 1):
+            self._client.key_value_set_bytes(f"agentrl/{key}/{number}", piece)
+        self._client.key_value_set_bytes(f"agentrl/{key}", len(pieces).to_bytes(4, "little") + pieces[0])
 
     def _get(self, key: str, of: int | None) -> Any:
         """The value once it is there; `of` is the process that it comes from, None where it takes all of them."""
+        first = self._get_piece(key, of)
+        pieces = [self._get_piece(f"{key}/{number}", of) for number in range(1, int.from_bytes(first[:4], "little"))]
+        return json.loads(zlib.decompress(b"".join((first[4:], *pieces))))
+
+    def _get_piece(self, key: str, of: int | None) -> bytes:
         began = time.monotonic()
         while True:
             if self._trouble is not None:
                 raise self._told()
             try:
-                return json.loads(
-                    zlib.decompress(self._client.blocking_key_value_get_bytes(f"agentrl/{key}", _SLICE_MS))
-                )
+                return self._client.blocking_key_value_get_bytes(f"agentrl/{key}", _SLICE_MS)
             except jax.errors.JaxRuntimeError as error:
                 if "DEADLINE_EXCEEDED" not in str(error) and "NOT_FOUND" not in str(error):
                     self._trouble = self._trouble or f"process 0 of {self.count} cannot be reached: {error}"

@@ -40,6 +40,11 @@ def one_line(capsys) -> str:
         (["train"], ["CONFIG", "agentrl train --help"]),
         (["train", QUICKSTART, "--nope"], ["'--nope'", "agentrl train --help"]),
         (["train", QUICKSTART, "--dry-run", "--resume"], ["--dry-run and --resume"]),
+        (["train", QUICKSTART, "--coordinator", "host:1", "--process", "0"], ["go together"]),
+        (
+            ["train", QUICKSTART, "--coordinator", "host:1", "--processes", "2", "--process", "2"],
+            ["--process 2", "from 0 to 1"],
+        ),
         (["train", "nowhere.py"], ["nowhere.py", "no such config file"]),
         (["train", QUICKSTART, "loop.stepz=3"], ["'loop.stepz'", "did you mean loop.steps?"]),
         (["train", QUICKSTART, "loop.steps=many"], ["loop.steps=many", "expected int"]),

@@ -150,6 +150,11 @@ def test_a_run_that_trains_adapters_is_served_and_reloaded_merged(tmp_path, chec
     assert not all(jax.tree.leaves(jax.tree.map(lambda x, y: bool((x == y).all()), first, plain)))
 
 
+def test_a_directory_is_reloaded_whatever_the_served_policy_was_trained_in(checkpoint):
+    model = dataclasses.replace(pretrained.load_config(checkpoint)[0], param_dtype="bfloat16")
+    assert loader(model)(str(checkpoint))["final_norm"].shape == (model.width,)
+
+
 def test_a_real_process_answers_and_ends_cleanly_on_sigterm(checkpoint):
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "envs")])}
     command = [sys.executable, "-W", "error", "-m", "agentrl_jax.cli.main", "serve", str(checkpoint), "--port", "0",

@@ -155,3 +155,25 @@ def test_another_mesh_is_no_other_config(tmp_path):
     prepare(on(fsdp=4), tmp_path / "run", resume=True)
     with pytest.raises(UserError, match="seed was 0, is 1"):
         prepare(replace(on(fsdp=4), seed=1), tmp_path / "run", resume=True)
+
+
+def test_what_another_machine_asks_for_is_no_other_config(tmp_path):
+    prepare(good(), tmp_path / "run", resume=False)
+    elsewhere = with_("rollout", slots=256, tensor=2)(with_("loop", offload=True)(on(fsdp=4)))
+    prepare(replace(elsewhere, remat=True), tmp_path / "run", resume=True)
+    with pytest.raises(UserError, match=r"loop\.group was 8, is 4"):
+        prepare(with_("loop", group=4)(elsewhere), tmp_path / "run", resume=True)
+
+
+def test_a_run_that_knew_fewer_settings_goes_on_with_their_defaults(tmp_path):
+    prepare(good(), tmp_path / "run", resume=False)
+    file = tmp_path / "run" / "config.json"
+    older = json.loads(file.read_text())
+    for section, names in {"loop": ("max_lag", "rate_cap", "optimizer"), "policy": ("param_dtype",)}.items():
+        for name in names:
+            del older[section][name]
+    del older["hosts"], older["checkpoints"]
+    file.write_text(json.dumps(older))
+    prepare(good(), tmp_path / "run", resume=True)
+    with pytest.raises(UserError, match=r"loop\.optimizer was None, is 'muon'"):
+        prepare(with_("loop", optimizer="muon")(good()), tmp_path / "run", resume=True)

@@ -57,8 +57,8 @@ def test_settings_that_contradict_are_refused(config, said):
     [
         (split(8), 8, "sampler_devices=8 leaves none of a process's 8 devices to learn: set at most 7"),
         (split(1), 1, "sampler_devices=1 leaves none of a process's 1 devices to learn: set placement='colocated'"),
-        (split(3), 8, "rollout.slots=64 must be a multiple of the 3 devices that sample: set rollout.slots=66"),
-        (good(), 7, "rollout.slots=64 must be a multiple of the 7 devices that sample: set rollout.slots=70"),
+        (split(3), 8, "rollout.slots=64 must be a multiple of the 3 devices that sample: set rollout.slots=96"),
+        (good(), 7, "rollout.slots=64 must be a multiple of the 7 devices that sample: set rollout.slots=112"),
     ],
 )
 def test_devices_that_cannot_be_shared_out_are_refused_with_what_to_type(monkeypatch, config, devices, said):

@@ -54,7 +54,7 @@ def process(index: int, count: int, exchange: Any = None) -> Any:
     hosts = Hosts()
     hosts.index, hosts.count = index, count
     if exchange is not None:
-        hosts.exchange = exchange  # type: ignore[method-assign]
+        hosts.exchange = hosts.gather = exchange  # type: ignore[method-assign]
     return hosts
 
 
@@ -143,6 +143,10 @@ def test_a_checkpoint_of_two_processes_goes_on_in_any_number(groups: list[list[T
         assert held == [0, 1, 2, 3]
         assert sum(part.counts["added"] for part in parts) == 4
     assert [shares.stored_of(record["stored"], k) for k in range(3)] == [3, 4, 0]
+    left = shares.left_of(record["stored"], 1)  # one goes on, then two again: the second's store is still there
+    again = shares.position(process(0, 1), {**recorded[0], "stored": 6}, left)["stored"]
+    assert [shares.stored_of(again, k) for k in range(3)] == [6, 4, 0] and shares.left_of(again, 2) == []
+    assert shares.left_of(5, 1) == shares.left_of(None, 1) == []
     assert shares.stored_of(5, 0) == 5 and shares.stored_of(None, 0) == 0
 
 

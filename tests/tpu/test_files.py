@@ -268,10 +268,13 @@ def test_queued_resource_smokes_and_trains_on_all_hosts(tmp_path):
     tools.run(*train, ANSWER_GCLOUD="10.0.0.1", **here)
     assert "2 hosts" in tools.run(*train, code=2, ANSWER_GCLOUD="10.0.0.1;10.0.0.2", **here)
     tools.run(*train, "runs=/shared", ANSWER_GCLOUD="10.0.0.1;10.0.0.2", **here)
-    smoke, _, started, _, _, _ = tools.calls()
+    smoke, _, started, _, _, together = tools.calls()
     assert flags(smoke)["--worker"] == "all" and "--multihost" in flags(smoke)["--command"]
     assert flags(started)["--worker"] == "all" and r"configs/quickstart.py name=a\ b >" in flags(started)["--command"]
-    for call in (smoke, started):
+    # A TPU VM's environment does not say that there are others.
+    assert "SEVERAL_HOSTS" not in flags(started)["--command"]
+    assert "; SEVERAL_HOSTS=1 nohup bash tpu/train.sh" in flags(together)["--command"]
+    for call in (smoke, started, together):
         subprocess.run(["bash", "-nc", flags(call)["--command"]], check=True)
         check_paths(flags(call)["--command"])
 
@@ -319,7 +322,12 @@ def test_train_goes_on_where_there_is_a_run_and_joins_several_hosts(tmp_path):
     (tools.root / "runs" / "x" / "config.json").write_text("{}")
     tools.run(*line, **answer)
     assert tools.calls()[-1] == ["agentrl", "train", "configs/quickstart.py", "--resume", "name=x"]
-    for several in ({"TPU_WORKER_HOSTNAMES": "a,b"}, {"SLURM_STEP_NUM_TASKS": "2"}, {"MEGASCALE_NUM_SLICES": "2"}):
+    tools.run(*line, **answer, SKYPILOT_NODE_IPS="10.0.0.1")
+    assert "--multihost" not in tools.calls()[-1]
+    for several in (
+        {"TPU_WORKER_HOSTNAMES": "a,b"}, {"SLURM_STEP_NUM_TASKS": "2"}, {"MEGASCALE_NUM_SLICES": "2"},
+        {"SKYPILOT_NODE_IPS": "10.0.0.1\n10.0.0.2"}, {"SEVERAL_HOSTS": "1"},
+    ):  # fmt: skip
         tools.run(*line, **answer, **several)
         assert tools.calls()[-1] == ["agentrl", "train", "configs/quickstart.py", "--resume", "--multihost", "name=x"]
 
