@@ -24,6 +24,7 @@ from agentrl_jax.runtime.tensor_files import read_json
 
 LEVELS = ("shapes", "traced", "compiled")
 _REMATS = (False, "full")
+_HEAD_TOKENS = 1024  # of a device at once: enough for the matrix units of every chip
 
 
 class Request(NamedTuple):
@@ -163,6 +164,18 @@ def warnings(wanted: Request) -> list[str]:
         found.append(f"tensor={mesh['tensor']} does not divide kv_heads={model.kv_heads}")
     if wanted.config.placement == "split":
         found.append("placement='split': planned as if the devices that sample also learned; each needs less than this")
+    width = memory.settings(wanted.config).width
+    if wanted.config.mesh.sequence and (mesh["tensor"] == 1 or width % mesh["tensor"]):
+        found.append(
+            f"mesh.sequence=True needs a tensor axis of at least 2 that divides the width {width} of rows, not "
+            f"tensor={mesh['tensor']}: agentrl train refuses it, and this plan is without"
+        )
+    columns, chunks = memory.head_chunks(wanted.config, memory.abstract_mesh(mesh))
+    if chunks > 1 and columns < 1e3 * topology.chip.tflops / topology.chip.gbytes:  # operations for each byte read
+        found.append(
+            f"logprob_chunk={wanted.config.logprob_chunk} is {columns} tokens a device: to read the head from memory "
+            f"takes longer than to multiply by it; set logprob_chunk={_HEAD_TOKENS * mesh['data'] * mesh['fsdp']}"
+        )
     if model.compute_dtype == "float32":
         found.append("policy.compute_dtype='float32': matrix units work in bfloat16, f32 takes several passes")
     if model.head_width <= 128 and topology.kind in ("v6e", "tpu7x"):

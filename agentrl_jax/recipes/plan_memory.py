@@ -222,7 +222,8 @@ def _activations(config: RunConfig, model: llama.LlamaConfig, mesh: Any, *, kept
     layer = 4 * model.width + (heads + 3 * model.mlp_width) // mesh.shape["tensor"]
     layers = 0 if not kept else 1 if config.remat in (True, "full") else model.layers
     f32_tail = 3 * tokens * model.width * 4  # hidden states after the final norm, and their gradient
-    stream = kept * model.layers * model.width // (mesh.shape["tensor"] if config.mesh.sequence else 1)
+    by_columns = config.mesh.sequence and stage.width % mesh.shape["tensor"] == 0
+    stream = kept * model.layers * model.width // (mesh.shape["tensor"] if by_columns else 1)
     return itemsize * tokens * (layer * max(1, layers) + stream) + f32_tail
 
 

@@ -124,6 +124,31 @@ def test_a_bracket_is_in_order_and_scales_with_the_rows(qwen):
     assert double["executed_tflop"] == pytest.approx(2 * report["executed_tflop"], rel=1e-4)
 
 
+def test_rows_split_by_columns_take_less_and_where_they_cannot_be_it_says_so(qwen):
+    by_columns = dataclasses.replace(qwen, mesh=dataclasses.replace(qwen.mesh, sequence=True))
+    whole, split = (plan.by_shapes(plan.request(config, "v5e:4x4", "fsdp=4,tensor=4")) for config in (qwen, by_columns))
+    update = [row["own_gib"] for row in (whole["programs"][0], split["programs"][0])]
+    saved = 28 * 16 / 4 * 8192 * 1024 * 2 * 3 / 4  # of each of 28 layers, what 3 of 4 devices keep for the others
+    assert update[0] - update[1] == pytest.approx(saved / GIB, abs=2e-3)
+    assert not [text for text in split["warnings"] if "sequence" in text]
+    said = plan.by_shapes(plan.request(by_columns, "v5e:4x4", "fsdp=16"))["warnings"]
+    assert [text for text in said if text.startswith("mesh.sequence=True needs a tensor axis")]
+
+
+def test_a_split_run_is_planned_as_one_that_is_not_and_says_so(qwen):
+    split = dataclasses.replace(qwen, placement="split", sampler_devices=1)
+    said = plan.by_shapes(plan.request(split, "v5e:4x4", "fsdp=16"))["warnings"]
+    assert [text for text in said if text.startswith("placement='split': planned as if")]
+
+
+def test_a_head_in_chunks_too_small_for_a_slice_is_named_with_a_size_that_is_not(qwen):
+    few, enough = (dataclasses.replace(qwen, logprob_chunk=chunk) for chunk in (2048, 16 * 1024))
+    warned = [plan.by_shapes(plan.request(config, "v5e:4x4", "fsdp=16"))["warnings"] for config in (few, enough)]
+    (said,) = warned[0]
+    assert said.startswith("logprob_chunk=2048 is 128 tokens a device") and said.endswith("set logprob_chunk=16384")
+    assert not warned[1]
+
+
 def test_the_torus_rule():
     v5p = parse_topology("v5p:4x4x4")
     assert spans_torus(v5p, parse_mesh("fsdp=64", 64)) and not spans_torus(v5p, parse_mesh("data=4,fsdp=16", 64))

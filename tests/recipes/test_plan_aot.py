@@ -14,7 +14,7 @@ from jax.sharding import NamedSharding
 from agentrl_jax.cli import plan as command
 from agentrl_jax.cli.main import main
 from agentrl_jax.kernels.fused_loss import logprob_loss
-from agentrl_jax.recipes import plan, plan_compile
+from agentrl_jax.recipes import hlo, plan, plan_compile
 from agentrl_jax.recipes import plan_memory as memory
 from agentrl_jax.recipes.plan_topology import parse_mesh, parse_topology
 from agentrl_jax.sharding import gathered, replicated, rows, spec
@@ -88,6 +88,25 @@ def test_decoding_copies_no_pages(qwen, tmp_path, topology, tensor):  # noqa: F8
     assert {row["kind"] for row in found["collectives"]} <= {"all-gather", "all-reduce"}
     logits = memory.ROWS * wanted.model.vocab_size * 4  # what is gathered, not the head
     assert all(one["bytes"] <= logits for one in found["heaviest"])
+
+
+@pytest.mark.parametrize("name", ["update", "score"])
+def test_a_vocabulary_over_tensor_is_projected_where_it_lies(qwen, tmp_path, monkeypatch, name):  # noqa: F811
+    texts, read, vocabulary, tokens = [], plan_compile.reading, 9216, 16 * 1024 // 4
+    monkeypatch.setattr(plan_compile, "reading", lambda text, *rest: texts.append(text) or read(text, *rest))
+    wanted = small(qwen, "v5e:4x4", "data=4,tensor=4")
+    loop = dataclasses.replace(wanted.config.loop, updates_per_batch=2)
+    wanted = wanted._replace(
+        config=dataclasses.replace(wanted.config, loop=loop),
+        model=dataclasses.replace(wanted.model, vocab_size=vocabulary),
+    )
+    found = compiled(wanted, name, tmp_path)
+    assert {row["kind"] for row in found["collectives"]} == {"all-reduce"}
+    share = max(vocabulary // 4, tokens) * wanted.model.width * 4  # of hidden states, or of the head's gradient
+    assert all(one["bytes"] <= 1.01 * share for one in found["heaviest"])
+    chunk = memory.head_chunks(wanted.config, memory.abstract_mesh(wanted.mesh))[0]
+    assert hlo.holds(texts[0], chunk, vocabulary // 4)
+    assert not any(hlo.holds(texts[0], rows, vocabulary) for rows in (chunk, tokens))
 
 
 def test_what_does_not_fit_is_refused_in_seconds_with_what_it_needs():
