@@ -19,6 +19,7 @@ from agentrl_jax.runtime.sinks import write_json
 
 # Settings of the machines, not of what is computed: a run may go on under others.
 _ELSEWHERE = ("mesh", "placement", "sampler_devices", "hosts")
+_ROLLOUT_ELSEWHERE = ("slots", "tensor", "workers", "bank")  # what the devices and cores of one process ask for
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,10 +41,7 @@ def prepare(config: RunConfig, directory: Path, *, resume: bool, source: Source 
         if not holds_run(directory):
             raise UserError(f"{directory}: nothing to resume (no config.json); leave out --resume to start a run")
         recorded = _read(target)
-        for name in _ELSEWHERE:
-            recorded.pop(name, None)
-            described.pop(name, None)
-        changed = _differences(recorded, described)
+        changed = _differences(_computed(recorded), _computed(described))
         if changed:
             raise UserError(
                 f"{directory}: --resume with another config: {', '.join(changed[:4])}; resume with the same settings "
@@ -75,6 +73,12 @@ def require_space(directory: Path, floor_gb: float) -> None:
             f"{directory}: {free:.2f} GB of its disk are free, and a run needs rollout.free_space_gb={floor_gb:g}: "
             "make room, give another place with runs=DIR, or lower the setting"
         )
+
+
+def _computed(described: dict[str, Any]) -> dict[str, Any]:
+    """The settings that say what a run computes, without those of where."""
+    rollout = {k: v for k, v in described["rollout"].items() if k not in _ROLLOUT_ELSEWHERE}
+    return {k: v for k, v in described.items() if k not in _ELSEWHERE} | {"rollout": rollout}
 
 
 def _differences(before: object, after: object, path: str = "") -> list[str]:

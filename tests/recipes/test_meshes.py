@@ -155,3 +155,11 @@ def test_another_mesh_is_no_other_config(tmp_path):
     prepare(on(fsdp=4), tmp_path / "run", resume=True)
     with pytest.raises(UserError, match="seed was 0, is 1"):
         prepare(replace(on(fsdp=4), seed=1), tmp_path / "run", resume=True)
+
+
+def test_a_run_goes_on_with_the_slots_that_another_machine_needs(tmp_path):
+    first = good()
+    prepare(first, tmp_path / "run", resume=False)
+    prepare(replace(first, rollout=replace(first.rollout, slots=8, workers=4, bank=8)), tmp_path / "run", resume=True)
+    with pytest.raises(UserError, match=r"temperature was 1\.0, is 0\.5"):
+        prepare(replace(first, rollout=replace(first.rollout, temperature=0.5)), tmp_path / "run", resume=True)
