@@ -14,7 +14,7 @@ def config() -> RunConfig:
         small,
         name="hosts",
         policy=TinyPolicy(layers=1, width=32, heads=2, kv_heads=1, mlp_width=64, vocab_size=512),
-        rollout=dataclasses.replace(small.rollout, workers=4, slots=4),
+        rollout=dataclasses.replace(small.rollout, workers=4, slots=8),
         sft=dataclasses.replace(small.sft, steps=8),
         loop=dataclasses.replace(small.loop, steps=12, learning_rate=1e-3),
         evaluation=Evaluation(episodes=4, every=0),

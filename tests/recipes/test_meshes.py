@@ -177,3 +177,11 @@ def test_a_run_that_knew_fewer_settings_goes_on_with_their_defaults(tmp_path):
     prepare(good(), tmp_path / "run", resume=True)
     with pytest.raises(UserError, match=r"loop\.optimizer was None, is 'muon'"):
         prepare(with_("loop", optimizer="muon")(good()), tmp_path / "run", resume=True)
+
+
+def test_a_run_goes_on_with_the_slots_that_another_machine_needs(tmp_path):
+    first = good()
+    prepare(first, tmp_path / "run", resume=False)
+    prepare(replace(first, rollout=replace(first.rollout, slots=8, workers=4, bank=8)), tmp_path / "run", resume=True)
+    with pytest.raises(UserError, match=r"temperature was 1\.0, is 0\.5"):
+        prepare(replace(first, rollout=replace(first.rollout, temperature=0.5)), tmp_path / "run", resume=True)
