@@ -251,8 +251,8 @@ class Hosts:
         with contextlib.suppress(jax.errors.JaxRuntimeError):
             self._ended = self._ended or self._trouble
             self._beat()
-        if self._ending:
-            os.write(2, f"agentrl: error: {self._trouble}\n".encode())
+        # One that raised would have said why once all was closed: it never came to that.
+        os.write(2, f"agentrl: error: {self._trouble}\n".encode())
         self._hush()
         end(FAILED)
 

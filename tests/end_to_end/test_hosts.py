@@ -22,7 +22,9 @@ from agentrl_jax.runtime.store import Store
 
 CONFIG = Path(__file__).with_name("hosts_config.py")
 ROOT = Path(__file__).parents[2]
-LIMIT_S = 270
+LIMIT_S = 270  # below pytest's own
+PATIENCE_S = 1500  # of the long runs: the machine may have much else to do
+PATIENT = pytest.mark.timeout(2 * PATIENCE_S)
 RUN = Path("runs") / "hosts"
 DEVICES = 8
 # Nothing here is computed for long: compiling without optimisation is twice as fast.
@@ -52,10 +54,10 @@ def start(home: Path, *settings: str, processes: int, devices: int = DEVICES) ->
     return found
 
 
-def finish(processes: list[subprocess.Popen[str]], code: int = 0) -> list[str]:
+def finish(processes: list[subprocess.Popen[str]], code: int = 0, limit_s: float = PATIENCE_S) -> list[str]:
     """What they left on stderr, once all have ended."""
     try:
-        errors = [process.communicate(timeout=LIMIT_S)[1] for process in processes]
+        errors = [process.communicate(timeout=limit_s)[1] for process in processes]
     finally:
         for process in processes:
             process.kill()
@@ -68,7 +70,7 @@ def rows(home: Path, name: str = "metrics.jsonl") -> list[dict]:
 
 
 def wait_for_rows(home: Path, count: int, processes: list[subprocess.Popen[str]]) -> None:
-    metrics, deadline = home / RUN / "metrics.jsonl", time.monotonic() + LIMIT_S
+    metrics, deadline = home / RUN / "metrics.jsonl", time.monotonic() + PATIENCE_S
     while not (metrics.exists() and metrics.read_bytes().count(b"\n") >= count):
         assert all(p.poll() is None for p in processes) and time.monotonic() < deadline, finish(processes)
         time.sleep(0.05)
@@ -103,8 +105,9 @@ SHORT = ("loop.steps=2", "sft.steps=2", "evaluation.episodes=2", "checkpoints.ev
 
 def test_two_processes_compute_what_one_computes(tmp_path: Path) -> None:
     alone = start(tmp_path / "one", *SHORT, processes=1, devices=4)
-    finish(start(tmp_path / "two", *SHORT, "mesh.fsdp=4", processes=2, devices=4))  # params lie on both
-    finish(alone)
+    both = start(tmp_path / "two", *SHORT, "mesh.fsdp=4", processes=2, devices=4)  # params lie on both
+    finish(both, limit_s=LIMIT_S)
+    finish(alone, limit_s=LIMIT_S)
     np.testing.assert_allclose(losses(tmp_path / "two"), losses(tmp_path / "one"), rtol=0, atol=1e-5)
     assert kept(tmp_path / "two") == kept(tmp_path / "one")
     own = tmp_path / "two" / RUN / "hosts" / "1"
@@ -122,16 +125,20 @@ def straight(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
+@PATIENT
 def test_twenty_steps_have_the_same_losses_on_one_process_and_on_two(straight: Path, tmp_path: Path) -> None:
     finish(start(tmp_path, processes=1))
     assert len(losses(tmp_path)) == 20
-    np.testing.assert_allclose(losses(straight), losses(tmp_path), rtol=0, atol=1e-5)
+    found = max(abs(a - b) for a, b in zip(losses(straight), losses(tmp_path), strict=True))
+    print(f"two processes: losses of 20 steps differ by {found:.1e}")
+    assert found < 1e-5
     for one, two in zip(rows(tmp_path), rows(straight), strict=True):
         assert one["trained_tokens"] == two["trained_tokens"] and one.get("sampled") == two.get("sampled")
     assert kept(straight) == kept(tmp_path)
 
 
 @pytest.mark.slow
+@PATIENT
 @pytest.mark.parametrize("after", [1, 2])
 def test_p57_two_killed_processes_go_on_as_any_number(straight: Path, tmp_path: Path, after: int) -> None:
     processes = start(tmp_path, processes=2)
@@ -150,6 +157,7 @@ def test_p57_two_killed_processes_go_on_as_any_number(straight: Path, tmp_path: 
 
 
 @pytest.mark.slow
+@PATIENT
 def test_a_signal_to_one_process_leaves_one_checkpoint_of_all(straight: Path, tmp_path: Path) -> None:
     often = "checkpoints.every=100"
     processes = start(tmp_path, often, processes=2)
@@ -165,6 +173,7 @@ def test_a_signal_to_one_process_leaves_one_checkpoint_of_all(straight: Path, tm
 
 
 @pytest.mark.slow
+@PATIENT
 def test_a_process_that_is_killed_ends_the_run_by_name(tmp_path: Path) -> None:
     processes = start(tmp_path, "hosts.lost_s=5", processes=2)
     wait_for_rows(tmp_path, 9, processes)

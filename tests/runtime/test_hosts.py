@@ -123,6 +123,20 @@ for n in range(10_000):
     assert err == other_err == ""
 
 
+def test_a_process_that_raised_and_never_closes_still_says_why():
+    body = """
+module._GRACE_S = 1.0
+if me == 1:
+    raise UserError("the disk is full")
+try:
+    hosts.exchange(0)
+finally:
+    time.sleep(90)
+"""
+    (code, _, err), _ = ended(start(body))
+    assert code == 2 and "process 1 of 2" in err.splitlines()[-1] and "the disk is full" in err
+
+
 def test_a_process_that_ends_gives_its_reason_to_all():
     body = """
 if me == 1:
