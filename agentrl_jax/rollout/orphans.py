@@ -16,6 +16,7 @@ from pathlib import Path
 from agentrl_jax.rollout.codec import fingerprint
 
 RUN, WORKER = "AGENTRL_RUN_LABEL", "AGENTRL_WORKER"
+_LOOKS = 50  # one that cannot die, in a system call, is not waited for
 
 
 def run_label(directory: Path) -> str:
@@ -25,13 +26,28 @@ def run_label(directory: Path) -> str:
 
 
 def reap(variable: str, value: str) -> int:
-    """Kill every other process that was started with `variable=value` in its environment; returns how many."""
-    mark, ended = f"{variable}={value}".encode(), 0
-    for entry in os.listdir("/proc"):
-        if not entry.isdigit() or int(entry) == os.getpid():
-            continue
-        with contextlib.suppress(OSError):  # it is gone, or another user's
-            if mark in Path(f"/proc/{entry}/environ").read_bytes().split(b"\0"):
-                os.kill(int(entry), signal.SIGKILL)
-                ended += 1
-    return ended
+    """Kill every other process that was started with `variable=value` in its environment; returns how many.
+
+    It looks until none is left: one that was forked while it looked is not in that look's list.
+    """
+    mark, ended = f"{variable}={value}".encode(), set[int]()
+    for _ in range(_LOOKS):
+        found = [pid for pid in _others() if _bears(mark, pid)]
+        for pid in found:
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+                ended.add(pid)
+        if not found:
+            break
+    return len(ended)
+
+
+def _others() -> list[int]:
+    return [int(entry) for entry in os.listdir("/proc") if entry.isdigit() and int(entry) != os.getpid()]
+
+
+def _bears(mark: bytes, pid: int) -> bool:
+    try:
+        return mark in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:  # it is gone, or another user's
+        return False
