@@ -68,6 +68,8 @@ def rl(run: Run) -> None:
     tasks = list(run.suite.tasks("train", loop.train_tasks, run.config.seed))
     ahead: deque[list[EpisodePlan]] = deque()  # the steps whose episodes have begun
     finished = Finished()
+    if _to_evaluate(run, loop, start) and not run.is_evaluated():  # it was stopped before that was over
+        evaluate_now(run)
     for step in range(start, loop.steps):
         run.publish()
         before: Any = replace(run.engine.counters)
@@ -92,13 +94,17 @@ def rl(run: Run) -> None:
         run.transcribe(groups, rewards, advantages)
         row |= {**totals, **pace}
         row |= step_figures(groups, outcomes, rewards)
-        every = run.config.evaluation.every
-        if every and (step + 1) % every == 0 and step + 1 < loop.steps:
-            run.publish()
-            run.evaluated(evaluate_now(run))
         take_in(run, finished)
         run.record(row, done=step + 1 == loop.steps)
+        if _to_evaluate(run, loop, step + 1):
+            evaluate_now(run)
+        run.settle()
     run.assert_compiled_once(update, credit, score)
+
+
+def _to_evaluate(run: Run, loop: Loop, steps: int) -> bool:
+    every = run.config.evaluation.every
+    return bool(every) and 0 < steps < loop.steps and steps % every == 0
 
 
 def optimizer_of(loop: Loop) -> optax.GradientTransformation:
@@ -221,6 +227,7 @@ def step_figures(groups: Groups, outcomes: Outcomes, rewards: np.ndarray) -> dic
     }
 
 
-def evaluate_now(run: Run) -> dict[str, Any]:
+def evaluate_now(run: Run) -> None:
     e = run.config.evaluation
-    return evaluate(run, stage="rl", split=e.split, episodes=e.every_episodes or e.episodes, seed=e.seed)
+    run.publish()
+    run.evaluated(evaluate(run, stage="rl", split=e.split, episodes=e.every_episodes or e.episodes, seed=e.seed))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -208,7 +209,7 @@ class Run:
         return {"trained_tokens": trained_tokens, **figures}
 
     def record(self, row: dict[str, Any], *, done: bool) -> None:
-        """Write the figures of a step; checkpoint when due."""
+        """Write the figures of a step. From here on a run that is stopped keeps this step."""
         self.stage_done = done
         row = {"stage": self.stage, "step": self.step, "at": self.at, "wall_s": round(self.clock.total(), 3), **row}
         lap = self.clock.lap()
@@ -221,9 +222,12 @@ class Run:
         shown = ("loss", "success", "reward", "violation_rate", "tokens_per_s", "validation_success")
         self.progress.update(self.step, **{name: row.get(name) for name in shown})
         self.recorded = self._position(done)
+
+    def settle(self) -> None:
+        """The end of a step: checkpoint when due, and stop where a signal asked for it."""
         if not any(self.hosts.exchange(self.checkpoints.saving)):
             self.checkpoints.check()
-        if done or self.step % self.config.checkpoints.every == 0:
+        if self.stage_done or self.step % self.config.checkpoints.every == 0:
             self.keep()
         if self.hosts.count == 1:  # else only at a meeting: one that stopped by itself would leave the others waiting
             self.interrupts.check()
@@ -271,8 +275,19 @@ class Run:
             row = transcript(t, self.policy.tokenizer, reward=reward, advantage=advantage)
             self.sinks.transcript({"stage": self.stage, "step": self.step, "at": self.at, **row})
 
+    def evaluations(self) -> list[dict[str, Any]]:
+        """The rows of `evaluations.jsonl`."""
+        path = self.directory / "evaluations.jsonl"
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+    def is_evaluated(self) -> bool:
+        """Whether there is an evaluation in the middle of the stage at this step."""
+        rows = self.evaluations() if self.hosts.leads else []  # another may see the file without its last lines
+        return self.hosts.first(any(row["at"] == self.at and not row.get("final") for row in rows))
+
     def evaluated(self, row: dict[str, Any]) -> None:
         self.sinks.evaluation(row)
+        self.clock.lap()  # rates of a step are without it
         self.measured = self.at, float(row["success"])
         self.progress.note(
             f"{row['split']} success {100 * row['success']:.1f} %, violations {100 * row['violation_rate']:.1f} %, "

@@ -49,6 +49,7 @@ def sft(run: Run) -> None:
             row |= {"validation_success": found}
             done = found >= settings.until_success
         run.record(row, done=done or step + 1 == settings.steps)
+        run.settle()
     run.assert_compiled_once(update)
 
 

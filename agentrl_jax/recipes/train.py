@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.metadata
-import json
 import os
 import platform
 from contextlib import ExitStack
@@ -327,13 +326,8 @@ def _cut_what_is_left(run: Run, record: dict[str, Any]) -> None:
             store.truncate(length)
 
 
-def _evaluations(run: Run) -> list[dict[str, Any]]:
-    path = run.directory / "evaluations.jsonl"
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-
-
 def _has_evaluation(run: Run, stage: str, *, final: bool = True) -> bool:
-    rows = _evaluations(run) if run.hosts.leads else []  # another may see the file without its last lines
+    rows = run.evaluations() if run.hosts.leads else []  # another may see the file without its last lines
     return run.hosts.first(any(row["stage"] == stage and row.get("final", False) == final for row in rows))
 
 
@@ -364,7 +358,7 @@ def evaluate_run(config: RunConfig, directory: Path) -> dict[str, Any]:
 
 def summarize(run: Run) -> dict[str, Any]:
     """The figures of a finished run."""
-    finals = {row["stage"]: row for row in _evaluations(run) if row.get("final")}
+    finals = {row["stage"]: row for row in run.evaluations() if row.get("final")}
     last = finals[stage_name(run.config.stages[-1])]
     names = {"before": "success_before"} | {s: f"success_after_{s}" for s in map(stage_name, run.config.stages)}
     return {
