@@ -96,10 +96,12 @@ def test_between_commands_only_the_tree_and_the_services_are_kept(box):
     assert seen.services == ("crawler", "mailer") and "a/new" in seen.tree
 
 
-def test_a_service_that_was_stopped_stays_so_and_a_time_limit_stops_none(box, short):
+def test_a_service_that_was_stopped_stays_so_and_a_time_limit_stops_none(box, monkeypatch):
     stop = 'for p in /proc/[0-9]*; do [ "$(head -c 7 $p/cmdline)" = crawler ] && kill -9 ${p#/proc/}; done'
     assert box.run(stop).services == ("mailer",)
-    late = box.run("echo half > half; while :; do :; done")
+    with monkeypatch.context() as soon:
+        soon.setattr(machine, "BOXES", replace(machine.BOXES, time_s=1.0))
+        late = box.run("echo half > half; while :; do :; done")
     assert (late.stopped, late.services, "half" in late.tree) == ("time", ("mailer",), True)
     assert box.run("head -qc 7 /proc/[0-9]*/cmdline | tr '\\0' '\\n' | grep -c mailer").stdout == b"1\n"
 
