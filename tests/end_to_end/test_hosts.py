@@ -18,7 +18,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
-from agentrl_jax.runtime.store import Store
+from agentrl_jax.runtime.store import Store, committed
 
 CONFIG = Path(__file__).with_name("hosts_config.py")
 ROOT = Path(__file__).parents[2]
@@ -90,6 +90,8 @@ def kept(home: Path) -> list[tuple]:
     """What all processes have trained on: step, group, member, task and tokens."""
     found = []
     for place in (home / RUN / "trajectories", *(home / RUN).glob("hosts/*/trajectories")):
+        if committed(str(place)) is None:  # its process was killed before it had kept any
+            continue
         store = Store(str(place))
         steps = store.column("steps").read().result().tolist()
         found += [(step, t.group, t.member, t.task.id, t.tokens) for step, t in zip(steps, store, strict=True)]
