@@ -113,7 +113,7 @@ def renumbered(batch: TokenBatch, groups: range, group_size: int, count: int) ->
     return batch._replace(trajectory_ids=ids)
 
 
-def spread(batch: TokenBatch, rows: jax.sharding.NamedSharding) -> TokenBatch:
+def global_batch(batch: TokenBatch, rows: jax.sharding.NamedSharding) -> TokenBatch:
     """The global batch, of which each process brings its stretch of rows."""
     if rows.is_fully_addressable:
         return jax.device_put(batch, rows)

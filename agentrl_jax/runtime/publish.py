@@ -25,11 +25,6 @@ def publish(config: LlamaConfig, params: Any, sharding: Any = None, *, onto: Any
     return _publisher(config, sharding, onto)(params)
 
 
-def cache_size(config: LlamaConfig, sharding: Any = None, *, onto: Any = None) -> int:
-    """How often the publication of this config was compiled."""
-    return _publisher(config, sharding, onto)._cache_size()
-
-
 @lru_cache(maxsize=8)
 def _publisher(config: LlamaConfig, sharding: Any, onto: Any) -> Any:
     fused = placement.shares(sharding if onto is None else onto) == 1

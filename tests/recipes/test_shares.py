@@ -123,7 +123,7 @@ def test_micro_batches_skip_the_rows_that_nobody_filled() -> None:
 
 def test_a_batch_of_stretches_is_spread_by_rows(groups: list[list[Trajectory]]) -> None:
     host = pack(groups, rows=8, width=64, group_size=2, pad_id=0)
-    spread = shares.spread(host, sharding.rows(sharding.make_mesh()))
+    spread = shares.global_batch(host, sharding.rows(sharding.make_mesh()))
     np.testing.assert_array_equal(spread.tokens, host.tokens)
     assert used_rows(host) <= 8 and len(spread.tokens.sharding.device_set) == 8
 
