@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import select
 import signal
 import sys
 import traceback
@@ -34,7 +36,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     argv = list(sys.argv[1:] if argv is None else argv)
     try:
         arguments = _parse(argv)
-        return arguments.run(arguments)
+        code = arguments.run(arguments)
+        sys.stdout.flush()
+        return code
     except UserError as error:
         print(f"agentrl: error: {error}", file=sys.stderr)
         return _ended(USER_ERROR)
@@ -42,11 +46,21 @@ def main(argv: Sequence[str] | None = None) -> int:
         again = f"; continue with: {_resume_line(argv)}" if _begun and (_begun[-1] / "config.json").is_file() else ""
         print(f"agentrl: stopped{again}", file=sys.stderr)
         return _ended(SIGNALLED + getattr(error, "number", signal.SIGINT))
-    except Exception:
+    except Exception as error:
+        if isinstance(error, BrokenPipeError) and _unread():
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nor does Python's own last flush complain
+            return _ended(SIGNALLED + signal.SIGPIPE)
         if not _together():
             raise
         traceback.print_exc()
         return _ended(1)
+
+
+def _unread() -> bool:
+    """Whether whoever read the output has enough of it, as `head` has; a worker's pipe may break as well."""
+    output = select.poll()
+    output.register(sys.stdout, 0)
+    return any(state & select.POLLERR for _, state in output.poll(0))
 
 
 def _together() -> bool:

@@ -197,6 +197,17 @@ def test_ctrl_c_in_a_terminal_leaves_one_line():
     assert terminal.close() == 130 and "Traceback" not in terminal.text
 
 
+def test_a_reader_that_has_enough_is_no_error():
+    environment = {**os.environ, "PYTHONPATH": PATHS}
+    with subprocess.Popen(
+        [*COMMAND, "list"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+    ) as process:
+        assert process.stdout is not None and process.stderr is not None
+        process.stdout.close()
+        said = process.stderr.read()
+    assert said == "" and process.returncode == 128 + signal.SIGPIPE
+
+
 def test_the_command_line_loads_no_jax_for_environments():
     program = (
         "import sys; from agentrl_jax.cli.main import main; main(['env', 'check', 'workflow', '--tasks', '1']);"
