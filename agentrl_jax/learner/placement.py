@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import wraps
 from typing import Any
 
 import jax
@@ -42,7 +43,12 @@ class Placed:
         if self._jitted is None:
             on_mesh = beside(args[0]) is not None
             options: dict[str, Any] = {"out_shardings": self._placement(*args)} if on_mesh else {}
-            self._jitted = jax.jit(self.function, donate_argnums=self._donate, static_argnums=self._static, **options)
+
+            @wraps(self.function)
+            def own(*args: Any) -> Any:  # jit shares what it compiled, and its count, between all jits of a function
+                return self.function(*args)
+
+            self._jitted = jax.jit(own, donate_argnums=self._donate, static_argnums=self._static, **options)
         return self._jitted
 
     def size(self) -> int:

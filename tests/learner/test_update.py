@@ -182,6 +182,14 @@ def test_eight_devices_change_neither_loss_nor_gradient_nor_placement(params):
     assert all(leaf.sharding == everywhere for leaf in jax.tree.leaves(state))
 
 
+def test_what_another_run_of_the_process_compiled_is_not_counted(params):
+    batch = pack(trajectories(), share=True)
+    first, second = make_score(SCORER, micro_rows=2), make_score(SCORER, micro_rows=2)
+    first(params, batch)
+    second(params, jax.tree.map(lambda field: field[: ROWS // 2], batch))
+    assert set(first.cache_sizes().values()) == {1} == set(second.cache_sizes().values())
+
+
 def test_p23_global_token_mean_for_every_split():
     mask = np.zeros((10, 10), bool)
     mask[0, 1], mask[1:, 1] = True, True
