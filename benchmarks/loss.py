@@ -24,7 +24,7 @@ from jax.sharding import PartitionSpec as P
 from agentrl_jax.kernels.fused_loss import logprob_loss
 from agentrl_jax.kernels.logprobs import token_logprobs
 from agentrl_jax.kernels.vocab_sharded import vocab_sharded_loss
-from agentrl_jax.recipes import hlo
+from agentrl_jax.recipes.plan import hlo
 from benchmarks import peers
 
 CHUNK, CLIP = 1024, 0.2

@@ -50,18 +50,18 @@ def run(arguments: argparse.Namespace, resolved: Callable[[argparse.Namespace], 
         raise UserError("--level compiled needs the TPU's compiler, not a TPU: pip install -e '.[tpu]'")
     if arguments.timeout < 1:
         raise UserError(f"--timeout {arguments.timeout}: expected at least 1 second")
-    from agentrl_jax.recipes import plan, plan_levels
+    from agentrl_jax.recipes.plan import levels, shapes
 
-    wanted = plan.request(resolved(arguments), arguments.topology, arguments.mesh)
-    report = plan.by_shapes(wanted)
+    wanted = shapes.request(resolved(arguments), arguments.topology, arguments.mesh)
+    report = shapes.by_shapes(wanted)
     if level == "traced":
-        report = plan_levels.traced(wanted, report)
+        report = levels.traced(wanted, report)
     elif level == "compiled":
-        report = plan_levels.compiled(wanted, report, _compiled(arguments, [])["programs"])
-    found = plan.search(wanted) if arguments.search or not report["fits"] else []
+        report = levels.compiled(wanted, report, _compiled(arguments, [])["programs"])
+    found = shapes.search(wanted) if arguments.search or not report["fits"] else []
     if level == "compiled" and arguments.search:
-        found = [*plan_levels.tried(wanted, _compiled(arguments, found)["tried"]), *found]
-    report |= {"search": found if arguments.search else [], "advice": plan.advice(wanted, report, found)}
+        found = [*levels.tried(wanted, _compiled(arguments, found)["tried"]), *found]
+    report |= {"search": found if arguments.search else [], "advice": shapes.advice(wanted, report, found)}
     path = Path(arguments.save) if arguments.save else _default_path(report)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(report, indent=2) + "\n")

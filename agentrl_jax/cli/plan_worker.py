@@ -26,17 +26,17 @@ def main() -> int:
 
 def _compile(asked: dict[str, Any]) -> dict[str, Any]:
     from agentrl_jax.cli.main import _resolved
-    from agentrl_jax.recipes import plan, plan_compile
+    from agentrl_jax.recipes.plan import compiling, shapes
 
     config = _resolved(argparse.Namespace(config=asked["config"], overrides=asked["overrides"]))
     cache = Path(asked["cache"])
     cache.mkdir(parents=True, exist_ok=True)
     with (cache / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        wanted = plan.request(config, asked["topology"], asked["mesh"])
+        wanted = shapes.request(config, asked["topology"], asked["mesh"])
         if asked["rows"]:
-            return {"tried": plan_compile.try_each(wanted, asked["rows"], cache)}
-        return {"programs": plan_compile.compile_all(wanted, cache)}
+            return {"tried": compiling.try_each(wanted, asked["rows"], cache)}
+        return {"programs": compiling.compile_all(wanted, cache)}
 
 
 if __name__ == "__main__":

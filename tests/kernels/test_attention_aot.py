@@ -11,7 +11,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from agentrl_jax.kernels.attention import forest_attention
-from agentrl_jax.recipes import hlo
+from agentrl_jax.recipes.plan import hlo
 from benchmarks import loss
 
 pytestmark = [

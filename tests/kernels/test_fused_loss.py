@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 from agentrl_jax.batch import TokenBatch
 from agentrl_jax.kernels.fused_loss import logprob_loss
 from agentrl_jax.kernels.logprobs import token_logprobs
-from agentrl_jax.recipes import hlo
+from agentrl_jax.recipes.plan import hlo
 from agentrl_jax.rl import algorithms, ratios
 from agentrl_jax.rl.objective import policy_loss
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from agentrl_jax.kernels.head import make_head, make_plan
 from agentrl_jax.kernels.logprobs import token_logprobs
-from agentrl_jax.recipes import hlo
+from agentrl_jax.recipes.plan import hlo
 
 FORMS = ["two_pass", "checkpointed"]  # "pallas" has a file of its own
 SETTINGS = {"temperature": 0.7, "soft_cap": 3.0}

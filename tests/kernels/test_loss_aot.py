@@ -8,7 +8,7 @@ import pytest
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from agentrl_jax.recipes import hlo
+from agentrl_jax.recipes.plan import hlo
 from benchmarks import loss
 
 pytestmark = [

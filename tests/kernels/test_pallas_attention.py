@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 from agentrl_jax.kernels import attention
 from agentrl_jax.kernels.head import dividing
 from agentrl_jax.kernels.pallas import attention as tiled
-from agentrl_jax.recipes import hlo
+from agentrl_jax.recipes.plan import hlo
 
 ROWS, LENGTH, GROUPS, REPEATS, WIDTH, TILE = 2, 19, 2, 2, 8, 4  # no multiple of the tile
 SCALE = 0.5

@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec as P
 
 from agentrl_jax.kernels.fused_loss import logprob_loss
 from agentrl_jax.kernels.vocab_sharded import vocab_sharded_logprobs, vocab_sharded_loss
-from agentrl_jax.recipes import hlo
+from agentrl_jax.recipes.plan import hlo
 
 V, SETTINGS = 11, {"temperature": 0.7, "soft_cap": 3.0, "entropy": True}
 ROWS = P("data")

@@ -21,7 +21,7 @@ from agentrl_jax.learner.score import Scorer
 from agentrl_jax.learner.state import init_state
 from agentrl_jax.learner.update import Update, make_update
 from agentrl_jax.models import llama
-from agentrl_jax.recipes import hlo
+from agentrl_jax.recipes.plan import hlo
 from agentrl_jax.rl.algorithms import grpo
 from agentrl_jax.rl.objective import policy_loss
 

@@ -12,9 +12,8 @@ import pytest
 from agentrl_jax.cli.main import main
 from agentrl_jax.errors import UserError
 from agentrl_jax.models import llama
-from agentrl_jax.recipes import plan
-from agentrl_jax.recipes import plan_memory as memory
-from agentrl_jax.recipes.plan_topology import CHIPS, parse_mesh, parse_topology, spans_torus
+from agentrl_jax.recipes.plan import memory, shapes
+from agentrl_jax.recipes.plan.topology import CHIPS, parse_mesh, parse_topology, spans_torus
 from tests.recipes import qwen_config
 
 SHARED = {
@@ -39,8 +38,8 @@ def gib(report):
 
 
 def test_what_is_resident_is_what_arithmetic_says(qwen):
-    wanted = plan.request(qwen, "v5e:4x4", "fsdp=16")
-    report = plan.by_shapes(wanted)
+    wanted = shapes.request(qwen, "v5e:4x4", "fsdp=16")
+    report = shapes.by_shapes(wanted)
     found, count = gib(report), llama.param_count(wanted.model)
     assert count == 596_049_920  # the published 0.6 B
     norms = 28 * (2 * 1024 + 2 * 128) + 1024  # whole on every device
@@ -55,9 +54,9 @@ def test_what_is_resident_is_what_arithmetic_says(qwen):
 
 @pytest.mark.parametrize(("axis", "shrinks"), [("data", 1), ("fsdp", 8), ("tensor", 8)])
 def test_an_axis_splits_what_its_rules_say(qwen, axis, shrinks):
-    qwen = plan.with_settings(qwen, 16, "full")
-    whole = gib(plan.by_shapes(plan.request(qwen, "v5e:1x1", None)))
-    split = gib(plan.by_shapes(plan.request(qwen, "v5e:2x4", f"{axis}=8")))
+    qwen = shapes.with_settings(qwen, 16, "full")
+    whole = gib(shapes.by_shapes(shapes.request(qwen, "v5e:1x1", None)))
+    split = gib(shapes.by_shapes(shapes.request(qwen, "v5e:2x4", f"{axis}=8")))
     assert split["parameters"] == pytest.approx(whole["parameters"] / shrinks, rel=0.02)
     assert split["KV pages"] == pytest.approx(whole["KV pages"] / 4, rel=1e-3)  # a host's 4 chips share its slots
 
@@ -75,15 +74,15 @@ def test_placed_shapes_take_the_bytes_that_real_arrays_take():
 
 def test_search_turns_a_run_that_does_not_fit_into_one_that_does(qwen):
     qwen = sampling(qwen, slots=32, workers=32)
-    wanted = plan.request(qwen, "v5e:4x4", None)
-    report = plan.by_shapes(wanted)
+    wanted = shapes.request(qwen, "v5e:4x4", None)
+    report = shapes.by_shapes(wanted)
     assert not report["fits"] and report["headroom_gib"] < 0
-    found = plan.search(wanted)
+    found = shapes.search(wanted)
     assert found[0]["fits"] and found[0]["mesh"]["data"] < 16
-    again = plan.by_shapes(wanted._replace(mesh=found[0]["mesh"], config=plan.with_settings(
+    again = shapes.by_shapes(wanted._replace(mesh=found[0]["mesh"], config=shapes.with_settings(
         qwen, found[0]["micro_rows"], found[0]["remat"])))  # fmt: skip
     assert again["fits"] and again["peak_gib"] == found[0]["peak_gib"]
-    assert "--mesh" in plan.advice(wanted, report, found)[0]
+    assert "--mesh" in shapes.advice(wanted, report, found)[0]
 
 
 def sampling(config, **changes):
@@ -91,19 +90,19 @@ def sampling(config, **changes):
 
 
 def test_too_many_slots_are_named_with_a_number_that_fits(qwen):
-    wanted = plan.request(sampling(qwen, slots=128, workers=128), "v5e:4x4", "fsdp=16")
-    report = plan.by_shapes(wanted)
+    wanted = shapes.request(sampling(qwen, slots=128, workers=128), "v5e:4x4", "fsdp=16")
+    report = shapes.by_shapes(wanted)
     assert not report["fits"]
-    (advice,) = plan.advice(wanted, report, plan.search(wanted))
+    (advice,) = shapes.advice(wanted, report, shapes.search(wanted))
     tensor, slots = map(int, re.findall(r"rollout\.(?:tensor|slots)=(\d+)", advice))
     assert 0 < slots < 128
     fewer = sampling(qwen, slots=slots, tensor=tensor, workers=slots)
-    assert plan.by_shapes(plan.request(fewer, "v5e:4x4", "fsdp=16"))["fits"]
+    assert shapes.by_shapes(shapes.request(fewer, "v5e:4x4", "fsdp=16"))["fits"]
 
 
 def test_devices_that_share_a_sampler_hold_a_part_of_its_weights_and_the_same_pages(qwen):
     whole, split = (
-        gib(plan.by_shapes(plan.request(sampling(qwen, tensor=tensor), "v5e:4x4", "fsdp=16"))) for tensor in (1, 4)
+        gib(shapes.by_shapes(shapes.request(sampling(qwen, tensor=tensor), "v5e:4x4", "fsdp=16"))) for tensor in (1, 4)
     )
     assert split["sampler weights"] == pytest.approx(whole["sampler weights"] / 4, rel=0.01)
     assert split["KV pages"] == pytest.approx(whole["KV pages"], rel=0.01)
@@ -111,39 +110,41 @@ def test_devices_that_share_a_sampler_hold_a_part_of_its_weights_and_the_same_pa
 
 def test_heads_of_a_sampler_that_do_not_divide_are_refused(qwen):
     with pytest.raises(UserError, match=r"rollout\.tensor=3 .* kv_heads=8: set rollout\.tensor=1"):
-        plan.by_shapes(plan.request(sampling(qwen, tensor=3), "v5e:4x4", "fsdp=16"))
+        shapes.by_shapes(shapes.request(sampling(qwen, tensor=3), "v5e:4x4", "fsdp=16"))
 
 
 def test_a_bracket_is_in_order_and_scales_with_the_rows(qwen):
-    report = plan.by_shapes(plan.request(qwen, "v5e:4x4", "fsdp=16"))
+    report = shapes.by_shapes(shapes.request(qwen, "v5e:4x4", "fsdp=16"))
     step = report["step_s"]
     assert 0 < step["floor"] <= step["point"] <= step["ceiling"] and 0 < step["mfu"] < 1
     assert step["tokens_per_s"] == pytest.approx(report["tokens_a_step"] / step["point"])
     twice = dataclasses.replace(qwen, loop=dataclasses.replace(qwen.loop, tasks=4))
-    double = plan.by_shapes(plan.request(twice, "v5e:4x4", "fsdp=16"))
+    double = shapes.by_shapes(shapes.request(twice, "v5e:4x4", "fsdp=16"))
     assert double["executed_tflop"] == pytest.approx(2 * report["executed_tflop"], rel=1e-4)
 
 
 def test_rows_split_by_columns_take_less_and_where_they_cannot_be_it_says_so(qwen):
     by_columns = dataclasses.replace(qwen, mesh=dataclasses.replace(qwen.mesh, sequence=True))
-    whole, split = (plan.by_shapes(plan.request(config, "v5e:4x4", "fsdp=4,tensor=4")) for config in (qwen, by_columns))
+    whole, split = (
+        shapes.by_shapes(shapes.request(config, "v5e:4x4", "fsdp=4,tensor=4")) for config in (qwen, by_columns)
+    )
     update = [row["own_gib"] for row in (whole["programs"][0], split["programs"][0])]
     saved = 28 * 16 / 4 * 8192 * 1024 * 2 * 3 / 4  # of each of 28 layers, what 3 of 4 devices keep for the others
     assert update[0] - update[1] == pytest.approx(saved / GIB, abs=2e-3)
     assert not [text for text in split["warnings"] if "sequence" in text]
-    said = plan.by_shapes(plan.request(by_columns, "v5e:4x4", "fsdp=16"))["warnings"]
+    said = shapes.by_shapes(shapes.request(by_columns, "v5e:4x4", "fsdp=16"))["warnings"]
     assert [text for text in said if text.startswith("mesh.sequence=True needs a tensor axis")]
 
 
 def test_a_split_run_is_planned_as_one_that_is_not_and_says_so(qwen):
     split = dataclasses.replace(qwen, placement="split", sampler_devices=1)
-    said = plan.by_shapes(plan.request(split, "v5e:4x4", "fsdp=16"))["warnings"]
+    said = shapes.by_shapes(shapes.request(split, "v5e:4x4", "fsdp=16"))["warnings"]
     assert [text for text in said if text.startswith("placement='split': planned as if")]
 
 
 def test_a_head_in_chunks_too_small_for_a_slice_is_named_with_a_size_that_is_not(qwen):
     few, enough = (dataclasses.replace(qwen, logprob_chunk=chunk) for chunk in (2048, 16 * 1024))
-    warned = [plan.by_shapes(plan.request(config, "v5e:4x4", "fsdp=16"))["warnings"] for config in (few, enough)]
+    warned = [shapes.by_shapes(shapes.request(config, "v5e:4x4", "fsdp=16"))["warnings"] for config in (few, enough)]
     (said,) = warned[0]
     assert said.startswith("logprob_chunk=2048 is 128 tokens a device") and said.endswith("set logprob_chunk=16384")
     assert not warned[1]
@@ -184,12 +185,12 @@ def test_a_mesh_takes_what_is_left():
 
 def test_heads_that_do_not_divide_are_named(qwen):
     with pytest.raises(UserError, match=r"layers\.key .* smaller axes"):
-        plan.by_shapes(plan.request(qwen, "v5e:4x4", "tensor=16"))
+        shapes.by_shapes(shapes.request(qwen, "v5e:4x4", "tensor=16"))
 
 
 def test_micro_batches_that_leave_devices_idle_are_refused(qwen):
     with pytest.raises(UserError, match=r"loop\.micro_rows=8 .* set loop\.micro_rows=16"):
-        plan.by_shapes(plan.request(plan.with_settings(qwen, 8, "full"), "v5e:4x4", "fsdp=16"))
+        shapes.by_shapes(shapes.request(shapes.with_settings(qwen, 8, "full"), "v5e:4x4", "fsdp=16"))
 
 
 def test_the_command_prints_a_table_keeps_a_file_and_exits_by_the_verdict(qwen, tmp_path, capsys):

@@ -9,7 +9,7 @@ import pytest
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
-from agentrl_jax.recipes import hlo
+from agentrl_jax.recipes.plan import hlo
 
 M, K, N = 6, 10, 14
 LEFT, RIGHT, BACK = jnp.ones((M, K)), jnp.full((K, N), 0.1), jnp.full((N, K), 0.1)

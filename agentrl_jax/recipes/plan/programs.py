@@ -12,10 +12,10 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from agentrl_jax.learner.score import make_score
 from agentrl_jax.models import llama
-from agentrl_jax.recipes import plan_memory as memory
 from agentrl_jax.recipes import policy as policies
 from agentrl_jax.recipes import rl, sft
 from agentrl_jax.recipes.config import RunConfig
+from agentrl_jax.recipes.plan import memory
 from agentrl_jax.sampler import decode
 from agentrl_jax.sampler.select import Cuts
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from agentrl_jax.models.llama import LlamaConfig
-from agentrl_jax.recipes.plan_topology import Topology
+from agentrl_jax.recipes.plan.topology import Topology
 
 FLOOR, POINT, CEILING = 0.85, 0.75, 0.55  # shares of the peak; a compiled plan's ceiling is from cycles instead
 CALIBRATION = "5 published runs of other trainers, in sample; no run of this package on a TPU"

@@ -7,12 +7,10 @@ import math
 from typing import Any
 
 from agentrl_jax.models.config import layer_parameters, top_parameters
-from agentrl_jax.recipes import plan as shapes
-from agentrl_jax.recipes import plan_flops
-from agentrl_jax.recipes import plan_memory as memory
-from agentrl_jax.recipes.plan import Request
-from agentrl_jax.recipes.plan_memory import GIB
-from agentrl_jax.recipes.plan_programs import DECODED_LAYERS, programs
+from agentrl_jax.recipes.plan import flops, memory, shapes
+from agentrl_jax.recipes.plan.memory import GIB
+from agentrl_jax.recipes.plan.programs import DECODED_LAYERS, programs
+from agentrl_jax.recipes.plan.shapes import Request
 
 _DECODE_ROOM = 256 << 20  # of logits, and of weights on their way
 # Of what is resident, what a program is given: it is in the program's own peak already.
@@ -27,12 +25,12 @@ def traced(wanted: Request, report: dict[str, Any]) -> dict[str, Any]:
     """The plan with matrix work counted in the programs that JAX traces."""
     mesh = memory.abstract_mesh(wanted.mesh)
     listed = [program for program in programs(wanted.config, wanted.model, mesh) if program.learns]
-    executed = sum(p.times * plan_flops.count(p.traced, p.loops).weights for p in listed)
+    executed = sum(p.times * flops.count(p.traced, p.loops).weights for p in listed)
     return report | shapes.speed(wanted, executed) | {"level": "traced", "flops_by": "traced"}
 
 
 def compiled(wanted: Request, report: dict[str, Any], found: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """The plan with the figures of `plan_compile.compile_all`; a program without figures keeps those by shapes."""
+    """The plan with the figures of `compiling.compile_all`; a program without figures keeps those by shapes."""
     times = {"update": shapes.steps(wanted.config).micro * shapes.steps(wanted.config).updates}
     times |= {"apply": shapes.steps(wanted.config).updates}
     times |= {"score": shapes.steps(wanted.config).micro * shapes.steps(wanted.config).scores}
@@ -78,7 +76,7 @@ def _compiled_layers(wanted: Request) -> int:
 
 
 def tried(wanted: Request, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """What `plan_compile.try_each` found, as rows of `plan.search`."""
+    """What `compiling.try_each` found, as rows of `shapes.search`."""
     found = []
     for row in rows:
         config = shapes.with_settings(wanted.config, row["micro_rows"], row["remat"])

@@ -10,16 +10,15 @@ import jax
 import jax.numpy as jnp
 import pytest
 from jax.sharding import NamedSharding
+from tests.recipes.test_plan import SHARED, qwen  # noqa: F401
 
 from agentrl_jax.cli import plan as command
 from agentrl_jax.cli.main import main
 from agentrl_jax.kernels.fused_loss import logprob_loss
-from agentrl_jax.recipes import hlo, plan, plan_compile
-from agentrl_jax.recipes import plan_memory as memory
-from agentrl_jax.recipes.plan_topology import parse_mesh, parse_topology
+from agentrl_jax.recipes.plan import compiling, hlo, memory, shapes
+from agentrl_jax.recipes.plan.topology import parse_mesh, parse_topology
 from agentrl_jax.sharding import gathered, replicated, rows, spec
 from tests.recipes import qwen_config
-from tests.recipes.test_plan import SHARED, qwen  # noqa: F401
 
 pytestmark = [
     pytest.mark.slow,
@@ -40,7 +39,7 @@ def described(monkeypatch):
 
 def small(config, topology, mesh, *, layers=2, **rollout):
     """A decoder of small layers on rows of 1024 tokens."""
-    wanted = plan.request(config, topology, mesh)
+    wanted = shapes.request(config, topology, mesh)
     model = dataclasses.replace(wanted.model, width=512, heads=8, kv_heads=4, mlp_width=1536, vocab_size=8192)
     loop = dataclasses.replace(config.loop, width=1024, micro_rows=16)
     config = dataclasses.replace(
@@ -50,14 +49,14 @@ def small(config, topology, mesh, *, layers=2, **rollout):
 
 
 def compiled(wanted, name, tmp_path):
-    return plan_compile.compile_all(wanted, tmp_path, only=(name,))[name]
+    return compiling.compile_all(wanted, tmp_path, only=(name,))[name]
 
 
 @pytest.mark.parametrize("topology", ["v5e:2x2", "v5p:2x2x1", "v6e:2x2"])
 @pytest.mark.parametrize(("form", "products"), [("single_pass", 3), ("two_pass", 4)])
 def test_the_loss_head_executes_as_many_products_as_the_formula_says(topology, form, products):
     tokens, width, vocabulary, chunk = 4096, 512, 8192, 1024
-    mesh = plan_compile.host_mesh(parse_topology(topology), 1)
+    mesh = compiling.host_mesh(parse_topology(topology), 1)
     put = lambda dtype, *shape: jax.ShapeDtypeStruct(shape, dtype, sharding=replicated(mesh))  # noqa: E731
     ids, floats = put(jnp.int32, 1, tokens), put(jnp.float32, 1, tokens)
 
@@ -67,7 +66,7 @@ def test_the_loss_head_executes_as_many_products_as_the_formula_says(topology, f
 
     arrays = put(jnp.bfloat16, 1, tokens, width), put(jnp.bfloat16, vocabulary, width)
     lowered = jax.jit(both).trace(*arrays, ids, put(jnp.bool_, 1, tokens), floats).lower(lowering_platforms=("tpu",))
-    found = plan_compile.figures_of(lowered, 1, tokens // chunk)
+    found = compiling.figures_of(lowered, 1, tokens // chunk)
     assert found["matmul_flops"] == pytest.approx(products * 2.0 * tokens * width * vocabulary, rel=0.01)
 
 
@@ -92,8 +91,8 @@ def test_decoding_copies_no_pages(qwen, tmp_path, topology, tensor):  # noqa: F8
 
 @pytest.mark.parametrize("name", ["update", "score"])
 def test_a_vocabulary_over_tensor_is_projected_where_it_lies(qwen, tmp_path, monkeypatch, name):  # noqa: F811
-    texts, read, vocabulary, tokens = [], plan_compile.reading, 9216, 16 * 1024 // 4
-    monkeypatch.setattr(plan_compile, "reading", lambda text, *rest: texts.append(text) or read(text, *rest))
+    texts, read, vocabulary, tokens = [], compiling.reading, 9216, 16 * 1024 // 4
+    monkeypatch.setattr(compiling, "reading", lambda text, *rest: texts.append(text) or read(text, *rest))
     wanted = small(qwen, "v5e:4x4", "data=4,tensor=4")
     loop = dataclasses.replace(wanted.config.loop, updates_per_batch=2)
     wanted = wanted._replace(
@@ -110,10 +109,10 @@ def test_a_vocabulary_over_tensor_is_projected_where_it_lies(qwen, tmp_path, mon
 
 
 def test_what_does_not_fit_is_refused_in_seconds_with_what_it_needs():
-    mesh = plan_compile.host_mesh(parse_topology("v5e:2x2"), 1)
+    mesh = compiling.host_mesh(parse_topology("v5e:2x2"), 1)
     large = jax.ShapeDtypeStruct((3 << 30,), jnp.float32, sharding=rows(mesh))
     lowered = jax.jit(lambda x: jnp.sin(x)).trace(large).lower(lowering_platforms=("tpu",))
-    found = plan_compile.figures_of(lowered, 1, 1)
+    found = compiling.figures_of(lowered, 1, 1)
     assert found["oom"] and found["peak"] >= 24 * GIB
     assert found["available"] == pytest.approx(15.75 * GIB, rel=0.01)
 
@@ -131,7 +130,7 @@ def test_weights_of_every_size_are_gathered_as_such_where_no_axis_spans_the_slic
     """Keys of 8 MB are the least that a layer of 8 B parameters gathers, embeddings aside."""
     slice_ = parse_topology(topology)
     sizes = parse_mesh(mesh, slice_.devices)
-    devices = plan_compile.topology_mesh(topology, sizes)
+    devices = compiling.topology_mesh(topology, sizes)
     put = lambda names, *shape: jax.ShapeDtypeStruct(  # noqa: E731
         shape, jnp.bfloat16, sharding=NamedSharding(devices, spec(names))
     )
@@ -146,11 +145,11 @@ def test_weights_of_every_size_are_gathered_as_such_where_no_axis_spans_the_slic
         return found
 
     lowered = jax.jit(product).trace(put(("rows",), 256, 64, 4096), weights).lower(lowering_platforms=("tpu",))
-    found = plan_compile.figures_of(lowered, slice_.devices, 1)["collectives"]
+    found = compiling.figures_of(lowered, slice_.devices, 1)["collectives"]
     assert "collective-permute" not in {row["kind"] for row in found}
     moved = {row["kind"]: row["bytes"] for row in found}
     assert (moved.get("all-gather") == 4096 * (1024 + 4096) * 2) == gathers
-    assert plan.spans_torus(slice_, sizes) != gathers
+    assert shapes.spans_torus(slice_, sizes) != gathers
 
 
 LARGE = {"hidden_size": 4096, "intermediate_size": 12288, "num_attention_heads": 32, "num_hidden_layers": 36}

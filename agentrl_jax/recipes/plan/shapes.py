@@ -14,12 +14,11 @@ from agentrl_jax.errors import UserError
 from agentrl_jax.models import llama
 from agentrl_jax.models.families import family_of
 from agentrl_jax.recipes import meshes
-from agentrl_jax.recipes import plan_memory as memory
-from agentrl_jax.recipes import plan_time as timing
 from agentrl_jax.recipes import policy as policies
 from agentrl_jax.recipes.config import PretrainedPolicy, RunConfig
-from agentrl_jax.recipes.plan_memory import GIB
-from agentrl_jax.recipes.plan_topology import AXES, Topology, parse_mesh, parse_topology, spans_torus
+from agentrl_jax.recipes.plan import memory, timing
+from agentrl_jax.recipes.plan.memory import GIB
+from agentrl_jax.recipes.plan.topology import AXES, Topology, parse_mesh, parse_topology, spans_torus
 from agentrl_jax.runtime.tensor_files import read_json
 
 LEVELS = ("shapes", "traced", "compiled")

@@ -21,11 +21,11 @@ import numpy as np
 from jax.sharding import Mesh
 
 from agentrl_jax.errors import UserError
-from agentrl_jax.recipes import hlo
-from agentrl_jax.recipes.plan import Request, with_settings
-from agentrl_jax.recipes.plan_memory import Host
-from agentrl_jax.recipes.plan_programs import Program, programs
-from agentrl_jax.recipes.plan_topology import Topology
+from agentrl_jax.recipes.plan import hlo
+from agentrl_jax.recipes.plan.memory import Host
+from agentrl_jax.recipes.plan.programs import Program, programs
+from agentrl_jax.recipes.plan.shapes import Request, with_settings
+from agentrl_jax.recipes.plan.topology import Topology
 from agentrl_jax.sharding import AXES
 
 _FORMAT = 1  # of what is cached
@@ -45,7 +45,7 @@ def compile_all(wanted: Request, cache: Path, *, only: tuple[str, ...] = ()) -> 
 
 
 def try_each(wanted: Request, rows: list[dict[str, Any]], cache: Path, most: int = 3) -> list[dict[str, Any]]:
-    """The update of the first rows of `plan.search` compiled, up to one that the compiler takes; what does not fit is
+    """The update of the first rows of `shapes.search` compiled, up to one that the compiler takes; what does not fit is
     refused in seconds."""
     tried: list[dict[str, Any]] = []
     for row in rows[:most]:

@@ -9,21 +9,20 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
+from tests.recipes.test_plan import qwen  # noqa: F401
 
 from agentrl_jax import sharding
 from agentrl_jax.cli.main import main
 from agentrl_jax.kernels.fused_loss import logprob_loss
 from agentrl_jax.models import llama
-from agentrl_jax.recipes import hlo, plan, plan_compile, plan_flops, plan_levels
-from agentrl_jax.recipes import plan_memory as memory
-from agentrl_jax.recipes.plan_programs import programs
+from agentrl_jax.recipes.plan import compiling, flops, hlo, levels, memory, shapes
+from agentrl_jax.recipes.plan.programs import programs
 from tests.recipes import qwen_config
-from tests.recipes.test_plan import qwen  # noqa: F401
 
 
 def counted(wanted):
     listed = programs(wanted.config, wanted.model, memory.abstract_mesh(wanted.mesh))
-    return {p.name: plan_flops.count(p.traced, p.loops).weights for p in listed}
+    return {p.name: flops.count(p.traced, p.loops).weights for p in listed}
 
 
 @pytest.mark.parametrize(("form", "products"), [("single_pass", 3), ("two_pass", 4)])
@@ -42,13 +41,13 @@ def test_the_loss_head_is_as_many_products_as_the_formula_says(form, products):
         return jax.value_and_grad(lambda h, m: function(h, m, ids, parents, mask, data)[0], (0, 1))(hidden, matrix)
 
     traced = jax.jit(both).trace(hidden, matrix, put(jnp.int32), put(jnp.int32), put(jnp.bool_), put(jnp.float32))
-    found = plan_flops.count(traced, tokens // chunk)
+    found = flops.count(traced, tokens // chunk)
     assert sum(found) == pytest.approx(products * 2.0 * tokens * width * vocabulary, rel=0.01)
 
 
 @pytest.mark.parametrize("remat", [False, "full"])
 def test_a_scan_over_layers_is_what_layers_laid_out_one_after_another_extrapolate_to(qwen, remat):  # noqa: F811
-    wanted = plan.request(plan.with_settings(qwen, 16, remat), "v5e:4x4", "fsdp=16")
+    wanted = shapes.request(shapes.with_settings(qwen, 16, remat), "v5e:4x4", "fsdp=16")
     of = lambda layers: counted(wanted._replace(model=dataclasses.replace(wanted.model, layers=layers)))["update"]  # noqa: E731
     one, three, all_layers = of(1), of(3), of(28)  # up to 4 are laid out one after another
     assert all_layers == pytest.approx(one + 27 * (three - one) / 2, rel=0.01)
@@ -56,9 +55,9 @@ def test_a_scan_over_layers_is_what_layers_laid_out_one_after_another_extrapolat
 
 @pytest.mark.parametrize("remat", [False, "full"])
 def test_a_traced_step_is_what_the_formula_by_shapes_says(qwen, remat):  # noqa: F811
-    wanted = plan.request(plan.with_settings(qwen, 16, remat), "v5e:4x4", "fsdp=16")
-    report = plan.by_shapes(wanted)
-    found = plan_levels.traced(wanted, report)
+    wanted = shapes.request(shapes.with_settings(qwen, 16, remat), "v5e:4x4", "fsdp=16")
+    report = shapes.by_shapes(wanted)
+    found = levels.traced(wanted, report)
     assert found["level"] == "traced" and found["flops_by"] == "traced"
     assert found["executed_tflop"] == pytest.approx(report["executed_tflop"], rel=0.01)
 
@@ -178,23 +177,23 @@ def test_what_does_not_fit_says_what_it_would_need():
         "RESOURCE_EXHAUSTED: E1000: CompileTimeHbmOom: Ran out of memory on HBM, the total memory required for HLO "
         "temporaries (113.83G) exceeds available HBM (31.24G). HLO module: jit_accumulate."
     )
-    found = plan_compile.too_large(message)
+    found = compiling.too_large(message)
     assert (found["peak"] / (1 << 30), found["available"] / (1 << 30)) == pytest.approx((113.83, 31.24))
     message = (
         "RESOURCE_EXHAUSTED: E1000: CompileTimeHbmOom: XLA:TPU compile permanent error. Ran out of memory in memory "
         "space hbm. Used 20.50G of 15.75G hbm. Exceeded hbm capacity by 4.75G."
     )
-    found = plan_compile.too_large(message)
+    found = compiling.too_large(message)
     assert (found["peak"], found["available"]) == (20.5 * (1 << 30), 15.75 * (1 << 30))
     with pytest.raises(RuntimeError, match="something else"):
-        plan_compile.too_large("INTERNAL: something else")
+        compiling.too_large("INTERNAL: something else")
 
 
 def test_compiled_figures_take_the_place_of_estimates(qwen):  # noqa: F811
-    wanted = plan.request(qwen, "v5p:4x4x4", "data=4,fsdp=16")._replace(config=plan.with_settings(qwen, 64, "full"))
+    wanted = shapes.request(qwen, "v5p:4x4x4", "data=4,fsdp=16")._replace(config=shapes.with_settings(qwen, 64, "full"))
     wanted = wanted._replace(config=dataclasses.replace(
         wanted.config, loop=dataclasses.replace(wanted.config.loop, tasks=8)))  # fmt: skip
-    report = plan.by_shapes(wanted)
+    report = shapes.by_shapes(wanted)
     figures = {
         "oom": False, "arguments": 1 << 30, "temporaries": 2 << 30, "outputs": 0, "peak": 3 << 30, "matmul_flops": 1e12,
         "cycles": 1.75e9, "heaviest": [], "versions": ["jax 0"],
@@ -203,7 +202,7 @@ def test_compiled_figures_take_the_place_of_estimates(qwen):  # noqa: F811
             {"kind": "collective-permute", "group": 64, "count": 3, "bytes": 1 << 20},
         ],
     }  # fmt: skip
-    found = plan_levels.compiled(wanted, report, {"update": figures, "apply": figures | {"collectives": []}})
+    found = levels.compiled(wanted, report, {"update": figures, "apply": figures | {"collectives": []}})
     own = {row["what"]: row["gib"] for row in report["resident"]}
     update = next(row for row in found["programs"] if row["program"] == "update")
     assert update["gib"] == pytest.approx(sum(own.values()) + 3 - own["parameters"] - own["batch"], abs=2e-3)
@@ -213,7 +212,7 @@ def test_compiled_figures_take_the_place_of_estimates(qwen):  # noqa: F811
     assert found["executed_tflop"] == 2 * 64
     assert any("3 collective-permutes" in text for text in found["warnings"])
     assert any("gathered by all-reduces" in text for text in found["warnings"])
-    full = plan_levels.compiled(
+    full = levels.compiled(
         wanted, report, {"update": figures | {"oom": True, "peak": 100 << 30, "available": 96 << 30}}
     )
     assert not full["fits"]
@@ -222,8 +221,8 @@ def test_compiled_figures_take_the_place_of_estimates(qwen):  # noqa: F811
 
 def test_axes_are_named_by_the_chips_of_a_group():
     mesh = {"data": 4, "fsdp": 16, "tensor": 1}
-    assert [plan_levels.axes_named(n, mesh) for n in (4, 16, 64, 3)] == ["data", "fsdp", "dataxfsdp", "3 chips"]
-    assert plan_levels.axes_named(4, {"data": 4, "fsdp": 1, "tensor": 4}) == "data or tensor"
+    assert [levels.axes_named(n, mesh) for n in (4, 16, 64, 3)] == ["data", "fsdp", "dataxfsdp", "3 chips"]
+    assert levels.axes_named(4, {"data": 4, "fsdp": 1, "tensor": 4}) == "data or tensor"
 
 
 def test_compiling_without_the_compiler_says_what_to_install(qwen, monkeypatch, capsys):  # noqa: F811
@@ -241,7 +240,7 @@ def test_figures_are_read_off_an_executable():
         return jax.lax.scan(lambda x, w: (x @ sharding.gathered(w, ("width", "mlp"), w.dtype), None), x, weights)[0]
 
     arguments = put((16, 32), ("data", "fsdp")), put((6, 32, 32), None, "fsdp")
-    found = plan_compile.figures_of(jax.jit(step).lower(*arguments), 8, 1)
+    found = compiling.figures_of(jax.jit(step).lower(*arguments), 8, 1)
     assert not found["oom"] and found["arguments"] == (16 * 32 / 8 + 6 * 32 * 32 / 4) * 4
     assert found["peak"] > 0
     assert found["matmul_flops"] == 6 * 2 * 2 * 32 * 32
