@@ -24,7 +24,7 @@ from agentrl_jax.recipes.export import export, params_of
 from agentrl_jax.recipes.train import train
 from agentrl_jax.runtime import pretrained
 from agentrl_jax.runtime.publish import publish
-from tests.recipes.test_plan import qwen  # noqa: F401
+from tests.recipes.plan.test_shapes import qwen  # noqa: F401
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "end_to_end"))
 import small_config

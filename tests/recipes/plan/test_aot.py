@@ -10,7 +10,6 @@ import jax
 import jax.numpy as jnp
 import pytest
 from jax.sharding import NamedSharding
-from tests.recipes.test_plan import SHARED, qwen  # noqa: F401
 
 from agentrl_jax.cli import plan as command
 from agentrl_jax.cli.main import main
@@ -19,6 +18,7 @@ from agentrl_jax.recipes.plan import compiling, hlo, memory, shapes
 from agentrl_jax.recipes.plan.topology import parse_mesh, parse_topology
 from agentrl_jax.sharding import gathered, replicated, rows, spec
 from tests.recipes import qwen_config
+from tests.recipes.plan.test_shapes import SHARED, qwen  # noqa: F401
 
 pytestmark = [
     pytest.mark.slow,

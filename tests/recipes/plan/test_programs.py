@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
-from tests.recipes.test_plan import qwen  # noqa: F401
 
 from agentrl_jax import sharding
 from agentrl_jax.cli.main import main
@@ -18,6 +17,7 @@ from agentrl_jax.models import llama
 from agentrl_jax.recipes.plan import compiling, flops, hlo, levels, memory, shapes
 from agentrl_jax.recipes.plan.programs import programs
 from tests.recipes import qwen_config
+from tests.recipes.plan.test_shapes import qwen  # noqa: F401
 
 
 def counted(wanted):
