@@ -1,4 +1,5 @@
-"""TokenBatch: the arrays that cross from host to device. numpy on one side, `jax.Array` on the other.
+"""TokenBatch: the arrays that cross from host to device. numpy on one side, `jax.Array` on the other. `GroupTurns`
+crosses beside it where turns have credit of their own.
 
 Alignment: column t always speaks of token t. `behavior_logprobs[b, t]` is the log-probability
 of `tokens[b, t]` given its ancestors; nothing is shifted on this side of the border.
@@ -46,6 +47,25 @@ class TokenBatch(NamedTuple):
     values: Any = None  # f32[B, T] or None
     returns: Any = None  # f32[B, T] or None
     kept: Any = None  # u32[B, T, ceil(V / 32)] or None: token v could be drawn where bit v % 32 of word v // 32 is set
+
+
+class GroupTurns(NamedTuple):
+    """P groups of G trajectories turn by turn, up to K turns each: what credit is given by. Without P, one group.
+
+    A branch continues another member of its group from the state before one of that member's turns. The turns before
+    are its source's: they are not valid in the branch, so that each turn is there once.
+    """
+
+    valid: Any  # bool[P, G, K] the policy took an action in it; False from the last turn on, and where it is a source's
+    state_ids: Any  # i32[P, G, K] equal in a group where turns start in the same observable state; 0 off valid
+    action_ids: Any  # i32[P, G, K] equal in a group where turns do the same, whatever was said before; 0 off valid
+    gains: Any  # f32[P, G, K] evidence that the turn brought, as the environment measured it; 0 off measured
+    measured: Any  # bool[P, G, K] it was measured
+    potentials: Any  # f32[P, G, K + 1] evidence gained before each turn and after the last, a source's turns included
+    branch_member: Any  # i32[P, G] whose state it continues; -1 where it began with the task
+    branch_turn: Any  # i32[P, G] before which turn of that member; -1 where it began with the task
+    violated: Any  # bool[P, G] a constraint was broken, by a trajectory that counts
+    cut: Any  # i32[P, G] turns from the K-th on: they have no place here, and no credit of their own
 
 
 _DTYPES = {

@@ -24,10 +24,12 @@ from agentrl_jax.recipes.config import (
 )
 from agentrl_jax.recipes.optimizing import can_offload
 from agentrl_jax.recipes.pacing import capped_rate
+from agentrl_jax.recipes.turn_credit import check_credit
 from agentrl_jax.rl.objective import check_bounded
 from agentrl_jax.rollout.ray_pool import SCHEME
 from agentrl_jax.rollout.renderers import FRAMES
 from agentrl_jax.rollout.sampling import WHOLE, Cut
+from agentrl_jax.rollout.turns import SameState
 from agentrl_jax.runtime import grammars
 from agentrl_jax.sharding import AXES
 
@@ -383,6 +385,12 @@ def _check_loop(config: RunConfig, loop: Loop) -> None:
             capped_rate(loop)
         except ValueError as error:
             raise UserError(f"loop.rate_cap: {error}") from error
+    _one_of("loop.same_state", loop.same_state, SameState)
+    _require(
+        loop.most_turns is None or 1 <= loop.most_turns <= _MOST,
+        f"loop.most_turns={str(loop.most_turns)[:20]}: expected a whole number from 1 on, or none",
+    )
+    check_credit(loop)
     if loop.skip_constant_groups:
         quiet = objective.beta == 0.0 and objective.entropy_coef == 0.0
         _require(

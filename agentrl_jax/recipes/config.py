@@ -14,9 +14,10 @@ from typing import Any, Literal
 from agentrl_jax.models.lora import Lora
 from agentrl_jax.protocol import EnvironmentRef, Json
 from agentrl_jax.rl.objective import Objective
-from agentrl_jax.rl.types import Reward
+from agentrl_jax.rl.types import Reward, TurnCredit
 from agentrl_jax.rollout.budgets import EvidenceRule
 from agentrl_jax.rollout.sampling import WHOLE, Cut
+from agentrl_jax.rollout.turns import SameState
 
 Place = str | Mapping[str, Json]  # a path, a URL (gs://bucket/name), or TensorStore's spec of a key-value store
 Stage = Callable[[Any], None]  # takes the run, recipes.run.Run
@@ -205,6 +206,9 @@ class Loop:
     group: int = 8
     objective: Objective
     reward: Reward  # (violated, outcome, quality) arrays -> rewards, see rl.rewards
+    credit: TurnCredit | None = None  # of turns, added to their episode's advantage, see rl.turns
+    same_state: SameState = "exchanges"  # when turns of a group count as starting in one state, see rollout.turns
+    most_turns: int | None = None  # an episode has with credit of their own; None: all that its budget allows
     learning_rate: float = 2e-4
     warmup: int = 0
     schedule: Literal["constant", "cosine"] = "constant"

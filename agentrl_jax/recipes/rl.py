@@ -22,8 +22,10 @@ from agentrl_jax.recipes.evaluate import evaluate, measure
 from agentrl_jax.recipes.optimizing import make_optimizer
 from agentrl_jax.recipes.pacing import admit, capped_rate, roll_out, take_in
 from agentrl_jax.recipes.shares import global_batch, micro_batches, renumbered, summed
+from agentrl_jax.recipes.turn_credit import read_step, refuse_blind, turn_figures
 from agentrl_jax.rl.objective import assign, policy_loss
 from agentrl_jax.rl.rewards import check_rewards, decided
+from agentrl_jax.rl.turns import on_tokens
 from agentrl_jax.rollout.collector import Finished
 from agentrl_jax.rollout.episode import EpisodePlan
 from agentrl_jax.rollout.packing import pack, used_rows
@@ -46,6 +48,7 @@ class Outcomes(NamedTuple):
     quality: Any  # f32[P, G]
     valid: Any  # bool[P, G] counts in the baseline
     keep: Any  # bool[P, G] trains
+    turns: Any = None  # GroupTurns where the loop gives them credit
 
 
 def rl(run: Run) -> None:
@@ -79,21 +82,24 @@ def rl(run: Run) -> None:
         groups, pace = roll_out(run, loop, ahead.popleft(), finished)
         with run.clock.phase("update"):
             host, outcomes = assemble(run, loop, groups)
+            if step == start:
+                refuse_blind(run, loop, outcomes.turns)
             figures = {"packed_rows": used_rows(host), "trained_tokens": carried(host, outcomes)}
             everyones = run.hosts.exchange({**figures, **run.engine.counters.since(before)})
             used, totals = [part["packed_rows"] for part in everyones], summed(everyones)
             micro = micro_batches(used, len(host.tokens) * run.hosts.count, loop.micro_rows)
             batch = rescore(global_batch(host, run.rows), micro)
             batch, *credited = credit(batch, sharding.put(outcomes, run.everywhere))
-            rewards, advantages = jax.device_get(credited)
+            rewards, advantages, per_turn = jax.device_get(credited)
             refuse_wrong(groups, rewards, outcomes.valid)
             for _ in range(loop.updates_per_batch):
                 state, info = update.step(state, batch, micro)
             row = run.learned(state, info, trained_tokens=totals.pop("trained_tokens") * loop.updates_per_batch)
         run.store_all(groups)
-        run.transcribe(groups, rewards, advantages)
+        run.transcribe(groups, rewards, advantages, per_turn)
         row |= {**totals, **pace}
         row |= step_figures(groups, outcomes, rewards)
+        row |= turn_figures(outcomes.turns, per_turn, outcomes.valid)
         take_in(run, finished)
         run.record(row, done=step + 1 == loop.steps)
         if _to_evaluate(run, loop, step + 1):
@@ -152,7 +158,7 @@ def refuse_wrong(groups: Groups, rewards: np.ndarray, valid: np.ndarray) -> None
 
 def assemble(run: Run, loop: Loop, groups: Groups) -> tuple[TokenBatch, Outcomes]:
     """Host arrays of one step: the packed rows of this process, and what the verifier said of all."""
-    outcomes = read_outcomes(groups, loop)
+    outcomes = read_outcomes(groups, loop)._replace(turns=read_step(run, loop, groups))
     packed = [
         [] if loop.skip_constant_groups and is_constant(outcomes, i) else list(group) for i, group in enumerate(groups)
     ]
@@ -198,16 +204,25 @@ def is_constant(outcomes: Outcomes, group: int) -> bool:
 
 
 def make_credit(loop: Loop, everywhere: Any = None) -> Any:
-    """Jitted once: rewards from outcomes, advantages per group, weights per token; the first two `everywhere`."""
+    """Jitted once: (batch, outcomes) -> (batch with credit and weights, rewards, advantages, credit of turns or None).
 
-    @partial(jax.jit, out_shardings=(None, everywhere, everywhere))
-    def credit(batch: TokenBatch, o: Outcomes) -> tuple[TokenBatch, jax.Array, jax.Array]:
+    `advantages[b, t] = objective.advantage(rewards)[p, g] + loop.credit(turns, rewards)[p, g, k]` for the action tokens
+    of turn k of member g of group p. All but the batch, which stays as it lies, are `everywhere`.
+    """
+
+    @partial(jax.jit, out_shardings=(None, everywhere, everywhere, everywhere))
+    def credit(batch: TokenBatch, o: Outcomes) -> tuple[TokenBatch, jax.Array, jax.Array, jax.Array | None]:
         rewards = loop.reward(o.violated, o.outcome, o.quality)
         # Quality ranks successes only where outcomes differ: alone it would be blown up to unit size.
         told_apart = jax.vmap(decided)(o.violated, o.outcome, o.valid)[:, None]
         credited = jnp.where(told_apart, rewards, 0.0)
-        batch = assign(loop.objective, batch, credited, o.valid, o.keep)
-        return batch, rewards, jax.vmap(loop.objective.advantage)(credited, o.valid)
+        per_turn = per_token = None
+        if loop.credit is not None:
+            counted = o.turns.valid & o.valid[:, :, None]
+            per_turn = jnp.where(counted, jax.vmap(loop.credit)(o.turns, credited, o.valid), 0.0)
+            per_token = on_tokens(per_turn, batch.trajectory_ids, batch.turn_ids, batch.action_mask)
+        batch = assign(loop.objective, batch, credited, o.valid, o.keep, credit=per_token)
+        return batch, rewards, jax.vmap(loop.objective.advantage)(credited, o.valid), per_turn
 
     return credit
 

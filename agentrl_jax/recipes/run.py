@@ -267,12 +267,18 @@ class Run:
                 mine = self.hosts.share(len(groups))
                 self.store.append([t for group in groups[mine.start : mine.stop] for t in group], step=self.at)
 
-    def transcribe(self, groups: Sequence[Sequence[Trajectory]], rewards: np.ndarray, advantages: np.ndarray) -> None:
+    def transcribe(
+        self, groups: Sequence[Sequence[Trajectory]], rewards: np.ndarray, advantages: np.ndarray,
+        per_turn: np.ndarray | None = None,
+    ) -> None:  # fmt: skip
         """A few transcripts of the step, those with the largest advantages first: they say what it learned."""
-        flat = [(abs(float(advantages[p, t.member])), p, t) for p in self.hosts.share(len(groups)) for t in groups[p]]
+        largest = np.abs(advantages if per_turn is None else advantages[..., None] + per_turn)
+        largest = largest.reshape(*advantages.shape, -1).max(-1)
+        flat = [(float(largest[p, t.member]), p, t) for p in self.hosts.share(len(groups)) for t in groups[p]]
         for _, p, t in sorted(flat, key=lambda item: -item[0])[:_TRANSCRIPTS_A_STEP]:
+            own = None if per_turn is None else per_turn[p, t.member].tolist()
             reward, advantage = float(rewards[p, t.member]), float(advantages[p, t.member])
-            row = transcript(t, self.policy.tokenizer, reward=reward, advantage=advantage)
+            row = transcript(t, self.policy.tokenizer, reward=reward, advantage=advantage, per_turn=own)
             self.sinks.transcript({"stage": self.stage, "step": self.step, "at": self.at, **row})
 
     def evaluations(self) -> list[dict[str, Any]]:

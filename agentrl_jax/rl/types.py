@@ -7,7 +7,7 @@ from typing import NamedTuple, Protocol
 
 from jax import Array
 
-from agentrl_jax.batch import TokenBatch
+from agentrl_jax.batch import GroupTurns, TokenBatch
 
 
 class Metrics(NamedTuple):
@@ -88,6 +88,15 @@ class Reward(Protocol):
     """(violated bool, outcome f32, quality f32), of one shape -> rewards f32, elementwise."""
 
     def __call__(self, violated: Array, outcome: Array, quality: Array, /) -> Array: ...
+
+
+class TurnCredit(Protocol):
+    """(turns of one group, rewards f32[G], valid bool[G]) -> f32[G, K]: what each turn is due beside its trajectory.
+
+    0 where a turn is not valid; trajectories that are not valid count nowhere and are not read. See `rl.turns`.
+    """
+
+    def __call__(self, turns: GroupTurns, rewards: Array, valid: Array, /) -> Array: ...
 
 
 class Loss(Protocol):

@@ -84,7 +84,7 @@ def test_p15_a_truncated_trajectory_leaves_the_loss_and_the_denominators(rendere
     group = [member(renderer, i, v) for i, v in enumerate(verdicts)]
     group[3] = replace(group[3], stop=StopReason.TOKEN_CAP)
     settings = loop(objective=dapo(), train_truncated=False)
-    batch, _, advantages, host, _ = credit(group, settings)
+    batch, _, advantages, _, host, _ = credit(group, settings)
     ids, mask = host.trajectory_ids, host.action_mask
     weights = np.asarray(batch.weights)
     assert (weights[mask & (ids == 3)] == 0).all()
@@ -96,7 +96,7 @@ def test_p15_a_truncated_trajectory_leaves_the_loss_and_the_denominators(rendere
 def test_p41_an_unscored_member_leaves_the_baseline_and_is_counted(renderer: ChatRenderer) -> None:
     verdicts = [Verdict(outcome=True), Verdict(), Verdict(outcome=False), Verdict(outcome=False)]
     group = [member(renderer, i, v) for i, v in enumerate(verdicts)]
-    batch, rewards, advantages, host, outcomes = credit(group, loop(objective=dapo()))
+    batch, rewards, advantages, _, host, outcomes = credit(group, loop(objective=dapo()))
     assert outcomes.valid.tolist() == [[True, False, True, True]]
     assert advantages[0, 1] == 0 and (np.asarray(batch.weights)[host.trajectory_ids == 1] == 0).all()
     np.testing.assert_allclose(float(advantages[0].sum()), 0.0, atol=1e-6)
@@ -110,7 +110,7 @@ def test_p41_a_reward_that_is_no_number_stops_the_run_and_names_the_trajectory(r
     settings = loop(group=2)
     outcomes = read_outcomes([group], settings)
     batch = pack([group], rows=4, width=64, group_size=2, pad_id=0)
-    _, rewards, _ = make_credit(settings)(jax.tree.map(jnp.asarray, batch), outcomes)
+    _, rewards, _, _ = make_credit(settings)(jax.tree.map(jnp.asarray, batch), outcomes)
     with pytest.raises(UserError, match=f"{group[1].task.id}' member 1: nan"):
         refuse_wrong([group], np.asarray(rewards), outcomes.valid)
 
@@ -119,7 +119,7 @@ def test_an_environments_failure_enters_no_baseline(renderer: ChatRenderer) -> N
     group = [member(renderer, i, Verdict(outcome=value)) for i, value in enumerate((True, False, True, False))]
     blamed = Attribution(cause=Cause.ENVIRONMENT, evidence="the worker died and a replay did not")
     group[3] = replace(group[3], attribution=blamed)
-    _, _, advantages, _, _ = credit(group, loop(objective=grpo(beta=0.0, eps=1e-6)))
+    _, _, advantages, _, _, _ = credit(group, loop(objective=grpo(beta=0.0, eps=1e-6)))
     alone = grpo(beta=0.0).advantage(jnp.asarray([1.0, 0.0, 1.0]), jnp.ones(3, bool))
     np.testing.assert_allclose(np.asarray(advantages[0, :3]), np.asarray(alone), rtol=1e-5)
     assert advantages[0, 3] == 0
@@ -136,7 +136,7 @@ def test_the_host_and_the_device_agree_on_which_groups_have_no_signal(members: l
 
 def test_quality_alone_moves_nothing(renderer: ChatRenderer) -> None:
     group = [member(renderer, i, Verdict(outcome=True, quality=i / 4)) for i in range(4)]
-    batch, rewards, advantages, _, outcomes = credit(group, loop())
+    batch, rewards, advantages, _, _, outcomes = credit(group, loop())
     assert is_constant(outcomes, 0) and len(set(np.asarray(rewards[0]).tolist())) == 4
     assert not np.asarray(advantages).any() and not np.asarray(batch.advantages).any()
 

@@ -78,7 +78,7 @@ def test_the_parts_of_a_step_have_the_credit_of_the_whole(groups: list[list[Traj
     whole = pack(groups, **settings)
     outcomes = read_outcomes(groups, LOOP)
     credit = make_credit(LOOP)
-    expected, rewards, advantages = credit(jax.tree.map(jnp.asarray, whole), outcomes)
+    expected, rewards, advantages, _ = credit(jax.tree.map(jnp.asarray, whole), outcomes)
 
     stretches = []
     for k, seen in enumerate(parts_of(groups, count)):
@@ -88,7 +88,7 @@ def test_the_parts_of_a_step_have_the_credit_of_the_whole(groups: list[list[Traj
         part = pack(seen[mine.start : mine.stop], **settings | {"rows": 8 // count})
         stretches.append(shares.renumbered(part, mine, 2, 4))
     batch = jax.tree.map(lambda *fields: jnp.concatenate(fields), *stretches)
-    found, *same = credit(batch, outcomes)
+    found, *same, _ = credit(batch, outcomes)
     np.testing.assert_array_equal(same, [rewards, advantages])
     assert sum(carried(part, outcomes) for part in stretches) == carried(whole, outcomes)
 
