@@ -59,6 +59,7 @@ class GroupTurns(NamedTuple):
     valid: Any  # bool[P, G, K] the policy took an action in it; False from the last turn on, and where it is a source's
     state_ids: Any  # i32[P, G, K] equal in a group where turns start in the same observable state; 0 off valid
     action_ids: Any  # i32[P, G, K] equal in a group where turns do the same, whatever was said before; 0 off valid
+    answered: Any  # bool[P, G, K] the environment answered it; not where a token limit or a budget came before
     gains: Any  # f32[P, G, K] evidence that the turn brought, as the environment measured it; 0 off measured
     measured: Any  # bool[P, G, K] it was measured
     potentials: Any  # f32[P, G, K + 1] evidence gained before each turn and after the last, a source's turns included

@@ -22,7 +22,7 @@ from agentrl_jax.recipes.evaluate import evaluate, measure
 from agentrl_jax.recipes.optimizing import make_optimizer
 from agentrl_jax.recipes.pacing import admit, capped_rate, roll_out, take_in
 from agentrl_jax.recipes.shares import global_batch, micro_batches, renumbered, summed
-from agentrl_jax.recipes.turn_credit import read_step, refuse_blind, turn_figures
+from agentrl_jax.recipes.turn_credit import lives_on_evidence, read_step, still_blind, turn_figures
 from agentrl_jax.rl.objective import assign, policy_loss
 from agentrl_jax.rl.rewards import check_rewards, decided
 from agentrl_jax.rl.turns import on_tokens
@@ -70,7 +70,7 @@ def rl(run: Run) -> None:
         run.progress.note(f"learning rate {rate:.3g}: loop.rate_cap bears no more at a lag of {loop.oldest}")
     tasks = list(run.suite.tasks("train", loop.train_tasks, run.config.seed))
     ahead: deque[list[EpisodePlan]] = deque()  # the steps whose episodes have begun
-    finished = Finished()
+    finished, blind = Finished(), lives_on_evidence(loop)
     if _to_evaluate(run, loop, start) and not run.is_evaluated():  # it was stopped before that was over
         evaluate_now(run)
     for step in range(start, loop.steps):
@@ -82,8 +82,7 @@ def rl(run: Run) -> None:
         groups, pace = roll_out(run, loop, ahead.popleft(), finished)
         with run.clock.phase("update"):
             host, outcomes = assemble(run, loop, groups)
-            if step == start:
-                refuse_blind(run, loop, outcomes.turns)
+            blind = blind and still_blind(run.suite.spec.name, outcomes.turns)
             figures = {"packed_rows": used_rows(host), "trained_tokens": carried(host, outcomes)}
             everyones = run.hosts.exchange({**figures, **run.engine.counters.since(before)})
             used, totals = [part["packed_rows"] for part in everyones], summed(everyones)

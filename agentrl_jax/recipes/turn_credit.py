@@ -90,22 +90,32 @@ def turns_together(hosts: Hosts, mine: GroupTurns) -> GroupTurns:
     )
 
 
-def refuse_blind(run: Run, loop: Loop, turns: GroupTurns | None) -> None:
-    """Raises `UserError` where the credit lives on evidence and the environment has measured none in a whole step."""
-    if turns is None or not read_by(loop) & _EVIDENCE or turns.measured.any():
-        return
-    raise UserError(
-        f"loop.credit goes by the evidence that turns bring, and the environment {run.suite.spec.name!r} measured it "
-        f"at none of the {int(turns.valid.sum())} turns of the first step: it has to set Observation.evidence_gain"
-    )
+def lives_on_evidence(loop: Loop) -> bool:
+    """Whether the loop has a credit that goes by what the environment measures of turns."""
+    return loop.credit is not None and bool(read_by(loop) & _EVIDENCE)
+
+
+def still_blind(environment: str, turns: GroupTurns) -> bool:
+    """Whether it is still open if this environment measures evidence: it has answered no turn yet.
+
+    Raises `UserError` where it has answered a step's turns and measured none of them.
+    """
+    answered = int(turns.answered.sum())
+    if answered and not turns.measured.any():
+        raise UserError(
+            f"loop.credit goes by the evidence that turns bring, and the environment {environment!r} measured it at "
+            f"none of the first {answered} turns that it answered: it has to set Observation.evidence_gain"
+        )
+    return not answered
 
 
 def turn_figures(turns: GroupTurns | None, per_turn: np.ndarray | None, valid: np.ndarray) -> dict[str, Any]:
     """Figures of a step's turns, over the trajectories that count.
 
-    `turns_shared`: of the turns, the share that starts in the state of another one: near 0, credit by states is none.
-    `turns_measured`: the share whose evidence was measured. `turn_credit`: mean size of a turn's credit.
-    `potential_error`: the most that a trajectory's gains and its potentials are apart. `turns_cut`: see `GroupTurns`.
+    `turns_shared`: the share that starts in the state of another turn; near 0, credit by states is none.
+    `turns_answered`: that the environment answered; `turns_measured`: whose evidence it measured. `turns_cut`: how many
+    had no place. `turn_credit`: mean size of a turn's credit. `potential_error`: the most that a trajectory's gains and
+    its potentials are apart.
 
     Raises `UserError` for a credit that is no finite number.
     """
@@ -121,6 +131,7 @@ def turn_figures(turns: GroupTurns | None, per_turn: np.ndarray | None, valid: n
         "turns_cut": int(turns.cut.sum()),
         "branches": int((turns.branch_turn >= 0).sum()),
         "turns_shared": round(_shared(turns.state_ids, counted) / taken, 4),
+        "turns_answered": round(int((turns.answered & counted).sum()) / taken, 4),
         "turns_measured": round(int((turns.measured & counted).sum()) / taken, 4),
         "turn_credit": float(np.abs(per_turn[counted]).sum() / taken),
         "potential_error": potential_error(turns),

@@ -199,7 +199,7 @@ def _alone(members: int, most: int) -> tuple[GroupTurns, np.ndarray, np.ndarray]
     valid[:, 0] = True
     nobody = np.full(members, -1, np.int32)
     turns = GroupTurns(
-        valid=valid, state_ids=numbers, action_ids=numbers, gains=np.zeros(shape, np.float32),
+        valid=valid, state_ids=numbers, action_ids=numbers, answered=valid, gains=np.zeros(shape, np.float32),
         measured=np.zeros(shape, np.bool_), potentials=np.zeros((members, most + 1), np.float32),
         branch_member=nobody, branch_turn=nobody, violated=np.zeros(members, np.bool_),
         cut=np.zeros(members, np.int32),

@@ -83,6 +83,7 @@ def _fill(
         arrays.state_ids[place] = states.setdefault(keys[turn], len(states))
         does = CUT_OFF if step is None else action_key(step.action)
         arrays.action_ids[place] = actions.setdefault(does, len(actions))
+        arrays.answered[place] = step is not None and step.performed and step.observation is not None
         if (gain := _gain(step)) is not None:
             arrays.measured[place], arrays.gains[place] = True, gain
     gained = np.cumsum([_gain(steps.get(turn)) or 0.0 for turn in range(most)])
@@ -131,7 +132,7 @@ def _empty(groups: int, members: int, most: int) -> GroupTurns:
     turns, trajectories = (groups, members, most), (groups, members)
     return GroupTurns(
         valid=np.zeros(turns, np.bool_), state_ids=np.zeros(turns, np.int32), action_ids=np.zeros(turns, np.int32),
-        gains=np.zeros(turns, np.float32), measured=np.zeros(turns, np.bool_),
+        answered=np.zeros(turns, np.bool_), gains=np.zeros(turns, np.float32), measured=np.zeros(turns, np.bool_),
         potentials=np.zeros((*trajectories, most + 1), np.float32),
         branch_member=np.full(trajectories, -1, np.int32), branch_turn=np.full(trajectories, -1, np.int32),
         violated=np.zeros(trajectories, np.bool_), cut=np.zeros(trajectories, np.int32),

@@ -52,8 +52,9 @@ def group(lengths, branches=None, *, states=None, actions=None, gains=None, viol
 
     gained = laid(gains, np.zeros((members, most), np.float32))
     return GroupTurns(
-        valid=valid, state_ids=laid(states, numbers), action_ids=laid(actions, numbers), gains=gained,
-        measured=gained > 0, potentials=np.cumsum(np.pad(gained, ((0, 0), (1, 0))), axis=1, dtype=np.float32),
+        valid=valid, state_ids=laid(states, numbers), action_ids=laid(actions, numbers), answered=valid.copy(),
+        gains=gained, measured=gained > 0,
+        potentials=np.cumsum(np.pad(gained, ((0, 0), (1, 0))), axis=1, dtype=np.float32),
         branch_member=begins[0], branch_turn=begins[1],
         violated=np.append(np.asarray(violated, bool), np.zeros(members - len(violated), bool)),
         cut=np.zeros(members, np.int32),
