@@ -8,6 +8,9 @@ import pytest
 from agentrl_envs.conformance import PROPERTIES, case, hold
 
 from agentrl_jax.protocol import Action, Status, Suite
+from agentrl_jax.recipes.config import Loop
+from agentrl_jax.recipes.turn_credit import check_credit
+from agentrl_jax.rl.rewards import lexicographic
 
 README = Path(__file__).resolve().parent.parent / "README.md"
 
@@ -29,6 +32,12 @@ def suite() -> Suite:
 def test_the_mathematics_alone():
     names = run_block("algorithms.dapo()")
     assert names["anchored"].beta == 0.01 and names["objective"].kl is None
+
+
+def test_credit_per_turn():
+    names = run_block("step_credit()")
+    for settings in (names["beside"], names["alone"]):
+        check_credit(Loop(reward=lexicographic, **settings))
 
 
 @pytest.mark.parametrize("held_to", PROPERTIES, ids=lambda held_to: held_to.__name__)

@@ -129,7 +129,6 @@ def turn_figures(turns: GroupTurns | None, per_turn: np.ndarray | None, valid: n
     return {
         "turns": int(counted.sum()),
         "turns_cut": int(turns.cut.sum()),
-        "branches": int((turns.branch_turn >= 0).sum()),
         "turns_shared": round(_shared(turns.state_ids, counted) / taken, 4),
         "turns_answered": round(int((turns.answered & counted).sum()) / taken, 4),
         "turns_measured": round(int((turns.measured & counted).sum()) / taken, 4),

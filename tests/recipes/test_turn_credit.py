@@ -13,6 +13,7 @@ from typing import Any
 import fake_suites
 import jax
 import jax.numpy as jnp
+import measured_suite
 import numpy as np
 import pytest
 
@@ -24,7 +25,15 @@ from agentrl_jax.recipes.config import Evaluation, Loop, Rollout, RunConfig, Tin
 from agentrl_jax.recipes.rl import Outcomes, make_credit, read_outcomes, rl
 from agentrl_jax.recipes.run import Run
 from agentrl_jax.recipes.train import open_run, resolve
-from agentrl_jax.recipes.turn_credit import check_credit, potential_error, read_step, turn_figures, turns_together
+from agentrl_jax.recipes.turn_credit import (
+    check_credit,
+    lives_on_evidence,
+    potential_error,
+    read_step,
+    still_blind,
+    turn_figures,
+    turns_together,
+)
 from agentrl_jax.rl.algorithms import grpo, rloo
 from agentrl_jax.rl.objective import credit_only
 from agentrl_jax.rl.rewards import lexicographic
@@ -50,7 +59,7 @@ def loop(**changes: Any) -> Loop:
 def groups() -> list[list[Trajectory]]:
     """Two groups: their first turns differ or not, and one member of the second broke a constraint."""
     renderer = ChatRenderer(build([fake_suites.WORDS], vocab_size=400), TINY, tools=fake_suites.TOOLS)
-    suite = fake_suites.measured()
+    suite = measured_suite.suite()
     tasks = suite.tasks("train", 2, 0)
     scripts = ([ONE, ONE, TWO], [ONE, TWO, TWO], [TWO, ONE, ONE], [ONE, ONE, ONE])
 
@@ -71,7 +80,7 @@ def process(index: int = 0, count: int = 1, exchange: Any = None) -> Any:
 
 
 def run_of(hosts: Hosts) -> Any:
-    return SimpleNamespace(hosts=hosts, suite=fake_suites.measured())
+    return SimpleNamespace(hosts=hosts, suite=measured_suite.suite())
 
 
 def credited(
@@ -148,7 +157,7 @@ def test_figures_of_turns(groups: list[list[Trajectory]]) -> None:
     _, _, outcomes, _, per_turn = credited(groups, loop(credit=potential_credit(scale=0.2)))
     turns = outcomes.turns
     figures = turn_figures(turns, per_turn, outcomes.valid)
-    assert (figures["turns"], figures["turns_cut"], figures["branches"], figures["turns_measured"]) == (24, 0, 0, 1.0)
+    assert (figures["turns"], figures["turns_cut"], figures["turns_measured"]) == (24, 0, 1.0)
     # The start is shared by 4, look by 3, look look by 2.
     assert figures["turns_shared"] == round(9 / 12, 4) and figures["potential_error"] < 1e-6
     np.testing.assert_allclose(figures["turn_credit"], np.abs(per_turn).sum() / 24, rtol=1e-5)
@@ -160,9 +169,19 @@ def test_figures_of_turns(groups: list[list[Trajectory]]) -> None:
         turn_figures(turns, per_turn, outcomes.valid)
 
 
-def pays_more(turns: Any, rewards: jax.Array, valid: jax.Array) -> jax.Array:
-    """For acting at all."""
-    return jnp.where(turns.valid & valid[:, None], 1.0, 0.0) + 0.0 * rewards[:, None]
+def test_a_credit_by_evidence_needs_an_environment_that_measures_it(groups: list[list[Trajectory]]) -> None:
+    settings = loop(credit=potential_credit(scale=0.2))
+    assert lives_on_evidence(settings)
+    assert not lives_on_evidence(loop(credit=step_credit())) and not lives_on_evidence(loop())
+    turns = read_step(run_of(process()), settings, groups)
+    assert turns is not None and not still_blind("measured", turns)
+    unmeasured = turns._replace(measured=np.zeros_like(turns.measured))
+    with pytest.raises(
+        UserError, match="environment 'mute' measured it at none of the first 24 turns that it answered"
+    ):
+        still_blind("mute", unmeasured)
+    nothing_said = unmeasured._replace(answered=np.zeros_like(turns.answered))
+    assert still_blind("mute", nothing_said), "a policy that cannot act yet says nothing about the environment"
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
@@ -223,7 +242,7 @@ def config(place: Path, suite: str, **changes: Any) -> RunConfig:
     """Of the sizes of `test_ahead`, whose compiled functions serve here too."""
     return RunConfig(
         name="turns",
-        environment=EnvironmentRef(target=f"fake_suites:{suite}"),
+        environment=EnvironmentRef(target=suite),
         policy=TinyPolicy(layers=1, width=16, heads=2, kv_heads=1, mlp_width=32, vocab_size=400),
         stages=(rl,),
         rollout=Rollout(workers=8, slots=8, context=64, max_turn_tokens=6, bank=8, decode_steps=4),
@@ -250,7 +269,7 @@ def open_(tmp_path: Path) -> Iterator[Any]:
 
 
 def test_the_stage_trains_with_credit_of_turns_and_compiles_once(open_: Any) -> None:
-    run = open_("measured", credit=added(potential_credit(scale=0.2), step_credit()), max_lag=0)
+    run = open_("measured_suite:suite", credit=added(potential_credit(scale=0.2), step_credit()), max_lag=0)
     with jax.transfer_guard("disallow"):
         rl(run)
     rows = [json.loads(line) for line in (run.directory / "metrics.jsonl").read_text().splitlines()]
@@ -263,9 +282,3 @@ def test_the_stage_trains_with_credit_of_turns_and_compiles_once(open_: Any) -> 
         {turn: credit for _, _, turn, logprob, credit in t["tokens"] if logprob is not None} for t in transcripts
     ]
     assert any(len(set(credits.values())) > 1 for credits in of_turns), "turns of one episode differ"
-
-
-def test_a_credit_by_evidence_needs_an_environment_that_measures_it(open_: Any) -> None:
-    run = open_("counter", credit=potential_credit(scale=0.2))
-    with pytest.raises(UserError, match=r"'counter' measured it at none of the first \d+ turns that it answered"):
-        rl(run)

@@ -153,34 +153,6 @@ def counter(*, fork: Any = "replay", scratch: str = "", steps: int = 16, retries
     )  # fmt: skip
 
 
-class Measured(Counter):
-    """Three turns of anything; a turn of an even number of words is worth half of what there is to gain."""
-
-    gained = 0.0
-
-    def step(self, action: Action) -> Observation:
-        self.count += 1
-        gain = 0.5 * (len(action.text.split()) % 2 == 0)
-        self.gained += gain
-        return self._say(f"now {self.count}", evidence_gain=gain, terminated=self.count == 3)
-
-    def snapshot(self) -> Snapshot:
-        return Snapshot(data=f"{self.count} {self.gained}".encode(), hash=f"{self.count} {self.gained}")
-
-
-def measured() -> Suite:
-    """Episodes of three turns that report their evidence; solved where two turns gained."""
-    spec = EnvironmentSpec(name="measured", version="1", tools=TOOLS, budget=Budget(steps=3, retries=1))
-
-    def verify(task: Task, initial: Snapshot, actions: Any, final: Snapshot) -> Verdict:
-        return Verdict(outcome=float(final.data.split()[1]) >= 1.0)
-
-    return Suite(
-        spec=spec, make=lambda: Measured(spec, ""), tasks=tasks, verify=verify, verifier_version="1",
-        vocabulary=lambda: [WORDS],
-    )  # fmt: skip
-
-
 def broken() -> Suite:
     raise RuntimeError("the index file is missing")
 
