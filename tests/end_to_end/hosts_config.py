@@ -5,6 +5,7 @@ import dataclasses
 import small_config
 
 from agentrl_jax.recipes.config import Checkpoints, Evaluation, HostLimits, RunConfig, TinyPolicy
+from agentrl_jax.rl.turns import added, potential_credit, step_credit
 
 
 def config() -> RunConfig:
@@ -16,7 +17,9 @@ def config() -> RunConfig:
         policy=TinyPolicy(layers=1, width=32, heads=2, kv_heads=1, mlp_width=64, vocab_size=512),
         rollout=dataclasses.replace(small.rollout, workers=4, slots=8),
         sft=dataclasses.replace(small.sft, steps=8),
-        loop=dataclasses.replace(small.loop, steps=12, learning_rate=1e-3),
+        loop=dataclasses.replace(
+            small.loop, steps=12, learning_rate=1e-3, credit=added(potential_credit(scale=0.1), step_credit())
+        ),
         evaluation=Evaluation(episodes=4, every=0),
         checkpoints=Checkpoints(every=2),
         hosts=HostLimits(timeout_s=240, lost_s=120),

@@ -36,6 +36,7 @@ from agentrl_jax.recipes.turn_credit import (
 )
 from agentrl_jax.rl.algorithms import grpo, rloo
 from agentrl_jax.rl.objective import credit_only
+from agentrl_jax.rl.potentials import check_conservation
 from agentrl_jax.rl.rewards import lexicographic
 from agentrl_jax.rl.turns import added, branch_credit, potential_credit, rtmc_credit, step_credit
 from agentrl_jax.rollout.packing import pack
@@ -161,6 +162,11 @@ def test_figures_of_turns(groups: list[list[Trajectory]]) -> None:
     # The start is shared by 4, look by 3, look look by 2.
     assert figures["turns_shared"] == round(9 / 12, 4) and figures["potential_error"] < 1e-6
     np.testing.assert_allclose(figures["turn_credit"], np.abs(per_turn).sum() / 24, rtol=1e-5)
+    errors = [
+        check_conservation(turns.gains[p, g], turns.potentials[p, g], turns.valid[p, g], gamma=1.0, terminated=False)
+        for p, g in np.ndindex(2, GROUP)
+    ]
+    assert errors == [None] * 8, "what turns gained is what their potentials say"
     apart = turns._replace(potentials=turns.potentials * 2)
     np.testing.assert_allclose(potential_error(apart), turns.gains.sum(-1).max(), rtol=1e-6)
     assert turn_figures(None, None, outcomes.valid) == {}
