@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import fake_suites
@@ -60,8 +61,8 @@ def test_a_turn_that_branches_share_is_paid_once_for_all_that_came_of_it() -> No
     assert [t.success for t in group] == [True, False, False, True]
     settings: Any = {"branching": Branching(trunks=2, max_turn=2), "credit": branch_credit}
     loop = configs.Loop(
-        tasks=1, group=4, objective=replace(rloo(), advantage=credit_only), reward=lambda v, o, q: lexicographic(v, o, q * 0),
-        width=128, **settings,
+        tasks=1, group=4, objective=replace(rloo(), advantage=credit_only), width=128,
+        reward=partial(lexicographic, quality_scale=0.0), **settings,
     )  # fmt: skip
     check_credit(loop)
     turns = read_turns([group], group_size=4, most=5)
