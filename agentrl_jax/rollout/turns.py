@@ -13,15 +13,14 @@ No record holds a hash of the environment's own state: it is taken where an epis
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
 
 from agentrl_jax.batch import GroupTurns
 from agentrl_jax.protocol import Action, Budget
-from agentrl_jax.rollout.codec import canonical
+from agentrl_jax.rollout.codec import canonical, fingerprint
 from agentrl_jax.rollout.records import Step, Trajectory
 
 SameState = Literal["exchanges", "observation"]
@@ -57,7 +56,7 @@ def read_turns(
     arrays = _empty(len(groups), group_size, most)
     for p, group in enumerate(groups):
         members = {t.member: t for t in group}
-        states: dict[Hashable, int] = {}
+        states: dict[str | int, int] = {}
         actions: dict[str, int] = {}
         for t in (members[m] for m in sorted(members)):
             _fill(arrays, (p, t.member), t, _steps(t, members), states, actions, same_state)
@@ -65,7 +64,7 @@ def read_turns(
 
 
 def _fill(
-    arrays: GroupTurns, at: tuple[int, int], t: Trajectory, steps: Mapping[int, Step], states: dict[Hashable, int],
+    arrays: GroupTurns, at: tuple[int, int], t: Trajectory, steps: Mapping[int, Step], states: dict[str | int, int],
     actions: dict[str, int], same_state: SameState,
 ) -> None:  # fmt: skip
     """Writes one trajectory."""
@@ -90,17 +89,21 @@ def _fill(
     arrays.potentials[at][1:] = gained
 
 
-def _state_keys(t: Trajectory, steps: Mapping[int, Step], last: int, same_state: SameState) -> list[Hashable]:
-    """For each turn up to the last, what its state is told by."""
-    keys: list[Hashable] = []
-    so_far: Counter[tuple[str, str]] = Counter()
+def _state_keys(t: Trajectory, steps: Mapping[int, Step], last: int, same_state: SameState) -> list[str | int]:
+    """For each turn up to the last, what its state is told by: a sum of hashes knows no order."""
+    keys: list[str | int] = []
     seen = t.receipt.reset_hash
+    so_far = _number("reset", seen)
     for turn in range(last + 1):
-        keys.append(seen if same_state == "observation" else (t.receipt.reset_hash, frozenset(so_far.items())))
+        keys.append(seen if same_state == "observation" else so_far)
         if (step := steps.get(turn)) is not None:
-            so_far[action_key(step.action), step.observation_hash] += 1
+            so_far = (so_far + _number(action_key(step.action), step.observation_hash)) % (1 << 128)
             seen = step.observation_hash
     return keys
+
+
+def _number(*texts: str) -> int:
+    return int(fingerprint(*texts), 16)
 
 
 def _steps(t: Trajectory, members: Mapping[int, Trajectory]) -> dict[int, Step]:
