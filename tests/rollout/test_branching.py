@@ -182,6 +182,24 @@ def test_units_of_a_group_that_start_apart_replay_and_the_slots_of_one_device_fo
         assert {done[m].fork.way for m in (2, 3)} == {"replayed" if slots == 2 else "copied"}
 
 
+def test_a_shop_in_sqlite_is_copied_and_each_branch_finishes_the_order_by_itself():
+    """Native snapshots: whatever turn it is left at, the rest of the reference solution succeeds in the copy."""
+    ref, renderer = EnvironmentRef(target="agentrl_envs.workflow:suite"), PlainRenderer()
+    suite = ref.load()
+    tasks = [task for task in suite.tasks("train", 16, 0) if len(suite.solve(task)) >= 3][:3]
+    plans = [
+        replace(plan(m, None if m < 1 else (0, m), group=g), task=task)
+        for g, task in enumerate(tasks)
+        for m in range(4)
+    ]
+    with Pool(ref, 8, DEADLINES) as pool:
+        sampler = Contexts(renderer, lambda request: suite.solve(tasks[request.key[0]])[request.key[2]], slots=8)
+        done = run(pool, renderer, {}, plans, sampler=sampler)
+        assert len(done) == 12 and all(t.success and replay_in(pool, t.receipt) is None for t in done.values())
+    copied = [t.fork for t in done.values() if t.fork is not None and t.fork.way == "copied"]
+    assert len(copied) >= 6 and all(fork.bytes > 1000 and fork.seconds > 0 for fork in copied)
+
+
 @pytest.mark.parametrize(
     ("ref", "words"),
     [
