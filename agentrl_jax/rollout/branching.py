@@ -45,6 +45,8 @@ class Branching:
 
     def ask(self, run: Run, ask: Ask) -> None:
         """Submit a turn, and that of the branches that leave here."""
+        if not run.branches:
+            return self._driver.ask(run, ask)
         leaving = [other for other in run.branches if other.plan.branch and other.plan.branch.turn == ask.turn]
         run.branches = [other for other in run.branches if other not in leaving]
         beside = [other for other in leaving if other.unit is run.unit]
@@ -80,18 +82,14 @@ class Branching:
 
     def takes(self, run: Run, reply: Reply) -> bool:
         """Whether a reply is one that no episode waits for; what is to come of it then has."""
-        if isinstance(reply, Failure) and reply.phase == "idle":
-            # A process that held no state of this run, or whose death shows in the command that a new one has got.
-            return run.waiting or run.capturing or run.forking is not None or run.refused is not None
-        if run.waiting or run.refused is not None:
-            return True
         if run.capturing:
             self._captured(run, reply)
         elif run.forking is not None:
-            self._forked(run, run.forking, reply)
-        else:
+            if not (isinstance(reply, Failure) and reply.phase == "idle"):
+                self._forked(run, run.forking, reply)
+        elif not (run.waiting or run.refused is not None):
             return False
-        return True
+        return True  # what is left is the death of a process that held no state of this run
 
     def _part(self, run: Run, source: Run, turn: int, *, replayed: bool) -> Ask:
         """The branch takes over its source's record up to a turn; gives the whole context as what to read."""

@@ -3,8 +3,8 @@
 A trajectory that branched from another adds what it sampled itself; what lies before is its source's, stored there and
 trained there, once. So the action tokens of a batch are those that were sampled, and the weights count them: under
 `rl.weights.sequence_mean` each member weighs alike, a branch by its own tokens and a source by all of its own, those
-before the branch points too; under `token_mean` every sampled token does. The source's advantage is theirs, and where
-the source does not train, neither do they.
+before the branch points too; under `token_mean` every sampled token does. A ratio over a sequence is over the same
+tokens. The source's advantage is theirs, and where the source does not train, neither do they.
 """
 
 from __future__ import annotations

@@ -18,11 +18,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from plain_renderer import PlainRenderer
 
+from agentrl_jax.batch import Source
 from agentrl_jax.protocol import Cause, EnvironmentRef, StopReason, Task, ToolCall
 from agentrl_jax.rollout.collect import EpisodePlan, collect
 from agentrl_jax.rollout.episode import Episode
 from agentrl_jax.rollout.pool import Deadlines, Pool
 from agentrl_jax.rollout.records import Branch, Trajectory
+from agentrl_jax.rollout.renderers import Following
 from agentrl_jax.rollout.replay import replay_in
 from agentrl_jax.rollout.sampling import Sample, SampleRequest
 
@@ -198,6 +200,26 @@ def test_a_shop_in_sqlite_is_copied_and_each_branch_finishes_the_order_by_itself
         assert len(done) == 12 and all(t.success and replay_in(pool, t.receipt) is None for t in done.values())
     copied = [t.fork for t in done.values() if t.fork is not None and t.fork.way == "copied"]
     assert len(copied) >= 6 and all(fork.bytes > 1000 and fork.seconds > 0 for fork in copied)
+
+
+class Rewriting(PlainRenderer):
+    """Renders the whole talk anew at every turn: each one is a segment of its own."""
+
+    def follow(self, talk: Sequence[Any], messages: Any) -> Following:
+        ids = (*[at + 100 for at in range(len(talk) + 1)], 1)
+        return Following(ids, (int(Source.ENVIRONMENT),) * len(ids), "rewritten")
+
+
+def test_where_a_context_begins_at_the_branch_point_it_is_read_once_and_shared(pool):
+    scripts, renderer = {m: [ADD2, LOOK, ADD3, FINISH] for m in range(3)}, Rewriting()
+    for near, shared in ((None, 2), (2, 0)):  # three do not fit on two slots
+        sampler = Contexts(renderer, scripted.by_turn(scripts), slots=4, near=near)
+        done = run(pool, renderer, scripts, [plan(0), plan(1, (0, 1)), plan(2, (0, 2))], sampler=sampler)
+        assert all(t.success and t.segments == 4 for t in done.values())
+        assert [t.breaks for t in done.values()] == [done[0].breaks] * 3
+        later = [request for request in sampler.requests if request.key[2] > 0]
+        assert sum(request.share_with is not None for request in later) == shared
+        assert not any(request.fork_from is not None for request in later)
 
 
 @pytest.mark.parametrize(
