@@ -109,6 +109,11 @@ def check_environment(config: RunConfig, suite: Suite) -> None:
     _offers(suite, config.evaluation.split, "evaluation.split")
     if config.loop is not None:
         _offers(suite, "train", "loop")
+        _require(
+            config.loop.branching is None or suite.spec.fork != "none",
+            f"loop.branching: the states of the environment {name!r} cannot be copied (its spec says fork='none'); set "
+            "loop.branching=None",
+        )
     if sft is None:
         return
     if sft.until_success is not None:
@@ -380,6 +385,17 @@ def _check_loop(config: RunConfig, loop: Loop) -> None:
             check_bounded(objective, loop.oldest)
         except ValueError as error:
             raise UserError(f"loop.max_lag={loop.max_lag}: {error}") from error
+    if (branching := loop.branching) is not None:
+        _require(
+            1 <= branching.trunks < loop.group,
+            f"loop.branching.trunks={branching.trunks}: expected 1 to {loop.group - 1}, so that of loop.group="
+            f"{loop.group} members some run from the reset and some branch from those",
+        )
+        _require(
+            1 <= branching.max_turn <= _MOST,
+            f"loop.branching.max_turn={str(branching.max_turn)[:20]}: expected the latest turn to branch before, 1 or "
+            "more; turn 0 is the reset",
+        )
     if loop.rate_cap is not None:
         try:
             capped_rate(loop)

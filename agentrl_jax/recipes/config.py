@@ -11,11 +11,14 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
 
+import numpy as np
+
 from agentrl_jax.models.lora import Lora
 from agentrl_jax.protocol import EnvironmentRef, Json
 from agentrl_jax.rl.objective import Objective
 from agentrl_jax.rl.types import Reward, TurnCredit
 from agentrl_jax.rollout.budgets import EvidenceRule
+from agentrl_jax.rollout.records import Branch
 from agentrl_jax.rollout.sampling import WHOLE, Cut
 from agentrl_jax.rollout.turns import SameState
 
@@ -193,6 +196,28 @@ class RateCap:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Branching:
+    """Members of a group that begin where another one stood: same state, same record, other tokens from there on.
+
+    The first `trunks` members run from the reset. Each of the others continues one of them, in turn, from before a turn
+    drawn evenly from 1 to `max_turn` by (seed, step, group, member); from the last one that the trunk came to, where it
+    ended earlier; from the reset, where that was its first. A `max_turn` beyond the usual length leaves many branches at
+    the last turn, which is the dearer way: replayed and read anew. See `rollout.branching` and, on weights,
+    `rollout.packing`.
+    """
+
+    trunks: int
+    max_turn: int
+
+    def branch(self, seed: int, step: int, group: int, member: int) -> Branch | None:
+        """Where a member of the group begins; None: at the reset."""
+        if member < self.trunks:
+            return None
+        turn = int(np.random.default_rng((seed, step, group, member)).integers(1, self.max_turn, endpoint=True))
+        return Branch(member=(member - self.trunks) % self.trunks, turn=turn)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Loop:
     """Reinforcement learning: `tasks` x `group` episodes a step, one publication a step.
 
@@ -221,6 +246,7 @@ class Loop:
     micro_rows: int = 4
     updates_per_batch: int = 1
     max_lag: int = 0  # steps; above 0 the objective needs a correction or a bound (`rl.objective.check_bounded`)
+    branching: Branching | None = None  # None: every member runs from the reset
     rate_cap: RateCap | None = None  # keep learning_rate below what `max_lag` bears
     skip_constant_groups: bool = False  # do not pack groups without signal; they leave the denominators too
     train_truncated: bool = True  # False: a token-capped episode stays in the baseline but trains nothing

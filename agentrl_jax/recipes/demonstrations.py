@@ -43,7 +43,8 @@ def packed(
     shown += recite_all(ref.load(), renderer, settings.drills, seed)
     shown += stored
     # What a sampler's cut had left to draw from plays no part: the whole distribution learns.
-    alone = {"member": 0, "kept": None}
+    # A branch stands by itself, too: its source may not be among these.
+    alone = {"member": 0, "kept": None, "branch": None}
     groups = [[replace(t, group=index, **alone)] for index, t in enumerate(t for t in shown if any(t.action_mask))]
     segments = sum(t.segments for group in groups for t in group)  # one that was rendered anew may need several rows
     try:

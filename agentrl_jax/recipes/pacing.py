@@ -22,9 +22,16 @@ if TYPE_CHECKING:
 
 
 def admit(run: Run, plans: Sequence[EpisodePlan], finished: Finished) -> None:
-    """Have the episodes of a step begin, as slots and workers allow; those that a checkpoint brought back are over."""
-    r = run.config.rollout
-    missing = [plan for plan in own(run.hosts, plans) if not run.buffer.holds(plan.group, plan.member)]
+    """Have the episodes of a step begin, as slots and workers allow; those that a checkpoint brought back are over.
+
+    A group with branches begins anew as a whole where it was not complete: a branch needs its source under way, and
+    with the same keys and params the same members come of it.
+    """
+    r, mine = run.config.rollout, own(run.hosts, plans)
+    for group in {plan.group for plan in mine if plan.branch is not None}:
+        if not run.buffer.complete([group]):
+            run.buffer.drop(group)
+    missing = [plan for plan in mine if not run.buffer.holds(plan.group, plan.member)]
     run.start(missing, finished, temperature=r.temperature, cut=r.cut)
 
 
@@ -34,7 +41,8 @@ def roll_out(
     """Wait for the episodes of a step that was admitted: its groups, whole and in order, and how it was to wait.
 
     Failures are among them, as data with their causes; trajectories of later steps stay in the buffer. The figures are
-    `waited_s`, and `lag_mean` and `lag_max` over the sampled tokens, in steps.
+    `waited_s`, and `lag_mean` and `lag_max` over the sampled tokens, in steps; with `loop.branching` what
+    `branch_figures` gives, too.
     """
     wanted = list(dict.fromkeys(plan.group for plan in own(run.hosts, plans)))
     begun = time.perf_counter()
@@ -56,7 +64,26 @@ def roll_out(
     refuse_broken(found, run.config.rollout.max_failure_fraction)
     refuse_thin(found, run.config.rollout.min_valid_fraction)
     lag_mean, lag_max = (float(lags.mean()), int(lags.max())) if lags.size else (0.0, 0)
-    return groups, {"waited_s": round(waited, 3), "lag_mean": lag_mean, "lag_max": lag_max}
+    pace = {"waited_s": round(waited, 3), "lag_mean": lag_mean, "lag_max": lag_max}
+    return groups, pace if loop.branching is None else pace | branch_figures(found)
+
+
+def branch_figures(trajectories: Sequence[Trajectory]) -> dict[str, Any]:
+    """How many of these branched, how many were refused the state (they ran from the reset), and what forks cost.
+
+    `fork_s` and `fork_bytes` are sums over all, the refused ones too: seconds in the workers, and bytes sent to them;
+    `forks_replayed` came to their state action by action. `branch_tokens`: what branches took over of their sources,
+    prompts included, which was sampled or read once, for the source.
+    """
+    forks = [t.fork for t in trajectories if t.fork is not None]
+    return {
+        "branches": sum(t.branch is not None for t in trajectories),
+        "branch_tokens": sum(fork.tokens for fork in forks),
+        "forks_replayed": sum(fork.way == "replayed" for fork in forks),
+        "forks_refused": sum(bool(fork.refused) for fork in forks),
+        "fork_s": round(sum(fork.seconds for fork in forks), 4),
+        "fork_bytes": sum(fork.bytes for fork in forks),
+    }
 
 
 def take_in(run: Run, finished: Finished, *, wait: bool = False) -> None:

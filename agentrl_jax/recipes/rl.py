@@ -131,7 +131,7 @@ def update_of(loop: Loop, scorer: Scorer) -> Update:
 
 
 def plan_step(seed: int, step: int, loop: Loop, tasks: Sequence[Task]) -> list[EpisodePlan]:
-    """The episodes of one step, from (seed, step) alone: a resumed run draws the same tasks and the same keys.
+    """The episodes of one step, from (seed, step) alone: a resumed run draws the same tasks, keys and branches.
 
     Groups are numbered through all steps.
     """
@@ -142,7 +142,10 @@ def plan_step(seed: int, step: int, loop: Loop, tasks: Sequence[Task]) -> list[E
         task = tasks[int(np.random.default_rng((seed, epoch)).permutation(len(tasks))[place])]
         for member in range(loop.group):
             key = (_TRAINING, step, group, member)
-            plans.append(EpisodePlan(group=first + group, member=member, task=task, seed=first + group, key=key))
+            branch = None if loop.branching is None else loop.branching.branch(seed, step, group, member)
+            plans.append(
+                EpisodePlan(group=first + group, member=member, task=task, seed=first + group, key=key, branch=branch)
+            )
     return plans
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from agentrl_jax.protocol import Action, Budget, Message, Observation, Status, StopReason, Tool
 from agentrl_jax.rollout.records import Ledger
@@ -16,6 +17,15 @@ class EvidenceRule:
 
     threshold: float
     patience: int
+
+
+class Spent(NamedTuple):
+    """How far a meter had come: what a branch takes over of its source's."""
+
+    counts: Mapping[str, int]
+    touched: bool
+    dry: int
+    wall_s: float
 
 
 class Meter:
@@ -37,7 +47,7 @@ class Meter:
         evidence: EvidenceRule | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.budget, self._evidence, self._clock = budget, evidence, clock
+        self.budget, self.evidence, self.clock = budget, evidence, clock
         self._writing = {tool.name for tool in tools if tool.writes}
         self._finishing = set(budget.finishing)
         self._started = clock()
@@ -53,10 +63,19 @@ class Meter:
             "infrastructure_retries",
             "tokens",
         )
-        self._spent = dict.fromkeys(counted, 0)
+        self._spent: dict[str, int] = dict.fromkeys(counted, 0)
 
     def ledger(self) -> Ledger:
-        return Ledger(**self._spent, wall_s=round(self._clock() - self._started, 6))
+        return Ledger(**self._spent, wall_s=round(self.clock() - self._started, 6))
+
+    def mark(self) -> Spent:
+        """Where it stands now."""
+        return Spent(dict(self._spent), self._touched, self._dry, self.clock() - self._started)
+
+    def take_over(self, spent: Spent) -> None:
+        """Go on from where another meter stood; its seconds count, those between then and now do not."""
+        self._spent, self._touched, self._dry = dict(spent.counts), spent.touched, spent.dry
+        self._started = self.clock() - spent.wall_s
 
     def retry_infrastructure(self, count: int = 1) -> None:
         """Book what was asked again because it had failed for reasons outside the policy."""
@@ -113,13 +132,13 @@ class Meter:
         """Book the environment's answer."""
         if observation.status is Status.INVALID_ACTION:
             self._spent["retries"] += 1
-        if self._evidence is not None and observation.evidence_gain is not None:
-            self._dry = self._dry + 1 if observation.evidence_gain < self._evidence.threshold else 0
+        if self.evidence is not None and observation.evidence_gain is not None:
+            self._dry = self._dry + 1 if observation.evidence_gain < self.evidence.threshold else 0
 
     def exhausted(self) -> StopReason | None:
         """Why the episode cannot go on, or None. Asked after every answer that did not end the task."""
         budget, spent = self.budget, self._spent
-        if self._evidence is not None and self._dry >= self._evidence.patience:
+        if self.evidence is not None and self._dry >= self.evidence.patience:
             return StopReason.LOW_EVIDENCE
         if (
             spent["steps"] >= budget.steps
@@ -127,7 +146,7 @@ class Meter:
             or spent["retries"] > budget.retries
             or spent["denied"] > budget.retries
             or (self._touched and budget.reserve_reached == "stop")
-            or self._clock() - self._started >= budget.wall_s
+            or self.clock() - self._started >= budget.wall_s
         ):
             return StopReason.BUDGET
         return StopReason.TOKEN_CAP if self.tokens_left() <= 0 else None

@@ -72,6 +72,10 @@ class Buffer:
         taken = [self._groups.pop(group) for group in groups]
         return [[members[member] for member in range(self.group_size)] for members in taken]
 
+    def drop(self, group: int) -> None:
+        """Forget what is held of a group that is to begin anew; `counts` keep it, and as `begun_anew`."""
+        self.counts["begun_anew"] += len(self._groups.pop(group, ()))
+
     def copy(self) -> Buffer:
         """What is held now, and the counts, whatever becomes of this one."""
         other = Buffer(self.group_size)

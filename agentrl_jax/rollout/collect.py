@@ -2,6 +2,7 @@
 
 What is sampled depends on the plan and the params only, never on timing: a turn draws from a key of its own, whatever
 slot it has, and which episodes share a prompt's computation follows from their places in the plan.
+How one episode goes on from the state of another: `rollout.branching`.
 """
 
 from __future__ import annotations
@@ -9,7 +10,6 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 from math import inf
 
 from agentrl_jax.errors import UserError
@@ -22,6 +22,7 @@ from agentrl_jax.rollout.attribution import (
     stop_of,
     wants_replay,
 )
+from agentrl_jax.rollout.branching import Branching
 from agentrl_jax.rollout.budgets import EvidenceRule
 from agentrl_jax.rollout.codec import to_json
 from agentrl_jax.rollout.episode import (
@@ -39,43 +40,15 @@ from agentrl_jax.rollout.places import nearby
 from agentrl_jax.rollout.play import play
 from agentrl_jax.rollout.pool import Pool
 from agentrl_jax.rollout.ray_pool import RayPool
-from agentrl_jax.rollout.records import Trajectory
+from agentrl_jax.rollout.records import Fork, Trajectory
+from agentrl_jax.rollout.runs import Run, Unit, units_of
 from agentrl_jax.rollout.sampling import WHOLE, Cut, Sample, Sampler, SampleRequest
-from agentrl_jax.rollout.wire import Command, Failure, Finish, Perform, Replay, Reply, Reset
+from agentrl_jax.rollout.wire import Capture, Failure, Finish, Perform, Replay, Reply, Reset
 
 __all__ = ["Driver", "EpisodePlan", "collect", "play"]
 _GLANCE_S = 0.25  # how long a wait for the environments goes on before anything else is looked at
 _NAMED = 4  # episodes that a message names
 MAX_HEALS = 3  # per episode: an environment that loses its state more often than this is broken
-
-
-@dataclass(slots=True, eq=False)
-class _Run:
-    """An episode with its slot and its worker."""
-
-    plan: EpisodePlan
-    slot: int
-    worker: int
-    episode: Episode
-    unit: _Unit
-    resetting: bool = True
-    sampling: bool = False
-    lost: Failure | None = None  # the failure that a replay under way is to explain
-    queued: Command | None = None  # what to ask of the worker once its state is rebuilt
-    doom: Failure | None = None  # the environment is lost for good while the slot still samples
-    attribution: Attribution | None = None
-
-
-@dataclass(slots=True, eq=False)
-class _Unit:
-    """Episodes of one group that start together and share their prompt."""
-
-    plans: list[EpisodePlan]
-    temperature: float
-    cut: Cut
-    deliver: Callable[[Trajectory], None]
-    resetting: int = 0
-    asks: dict[int, Ask] = field(default_factory=dict)  # by slot
 
 
 def collect(
@@ -132,11 +105,12 @@ class Driver:
         self.sampler, self.pool, self.renderer = sampler, pool, renderer
         self.max_turn_tokens, self.grammar = max_turn_tokens, grammar
         self.healing, self.evidence, self.max_segments = healing, evidence, max_segments
-        self.waiting: deque[_Unit] = deque()
+        self.waiting: deque[Unit] = deque()
         self.idle_slots = set(range(sampler.slots))
         self.near: int = getattr(sampler, "near", sampler.slots)  # without a word on it, all share with all
-        self.by_slot: dict[int, _Run] = {}
-        self.by_worker: dict[int, _Run] = {}
+        self.branching = Branching(self)
+        self.by_slot: dict[int, Run] = {}
+        self.by_worker: dict[int, Run] = {}
         self.stall_s, self.moved_at = stall_s, time.monotonic()
         self.freed = False  # slots and workers may be there for units that wait
         self.limits = {"deadlines": to_json(pool.deadlines), "max_turn_tokens": max_turn_tokens}
@@ -150,7 +124,7 @@ class Driver:
             deliver: Callable[[Trajectory], None], first: bool = False) -> None:  # fmt: skip
         """Have these run too, where `first` before those that wait; `deliver` is called with each trajectory."""
         block = min(self.sampler.slots, self.pool.workers)
-        units = [_Unit(plans, temperature, cut, deliver) for plans in _together(plan, block)]
+        units = units_of(plan, block, temperature, cut, deliver)
         if self.over:
             self.moved_at = time.monotonic()
         self.waiting = deque([*units, *self.waiting] if first else [*self.waiting, *units])
@@ -183,7 +157,8 @@ class Driver:
 
     def _stuck(self) -> str:
         """Who waits for what, the first few."""
-        phases = ((run, "sample" if run.sampling else self.pool.phase(run.worker)) for run in self.by_slot.values())
+        waits = {run: "its source" if run.waiting else self.pool.phase(run.worker) for run in self.by_slot.values()}
+        phases = ((run, "sample" if run.sampling else phase) for run, phase in waits.items())
         names = [f"task {run.plan.task.id!r} member {run.plan.member} in {phase}" for run, phase in phases]
         more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
         return ", ".join(names[:_NAMED]) + more or f"none, {len(self.waiting)} units not begun"
@@ -197,11 +172,13 @@ class Driver:
         """Start units in their order. The first that lacks slots or workers holds back the rest, or it would starve."""
         while self.waiting and len(self.waiting[0].plans) <= len(self.idle_slots):
             unit = self.waiting[0]
+            slots = nearby(self.idle_slots, len(unit.plans), self.near)
+            if unit.branches and len(slots) <= self.near and slots[0] // self.near != slots[-1] // self.near:
+                return  # a branch takes up what its source's slot holds: the unit waits for a device with room for it
             workers = self._acquire(len(unit.plans))
             if workers is None:
                 return
             self.waiting.popleft()
-            slots = nearby(self.idle_slots, len(unit.plans), self.near)
             for slot, worker, plan in zip(slots, workers, unit.plans, strict=True):
                 self._start(unit, worker, slot, plan)
 
@@ -216,18 +193,39 @@ class Driver:
             workers.append(worker)
         return workers
 
-    def _start(self, unit: _Unit, worker: int, slot: int, plan: EpisodePlan) -> None:
-        episode = Episode(
+    def _start(self, unit: Unit, worker: int, slot: int, plan: EpisodePlan) -> None:
+        run = Run(plan=plan, slot=slot, worker=worker, episode=self._episode(plan), unit=unit)
+        self.by_slot[slot] = self.by_worker[worker] = run
+        self.idle_slots.discard(slot)
+        if plan.member in unit.sources:
+            unit.kin[plan.member] = run
+        if plan.branch is None:
+            self._reset(run)
+        else:
+            self.branching.wait(run, plan.branch)
+
+    def _episode(self, plan: EpisodePlan) -> Episode:
+        return Episode(
             plan, self.pool.spec, self.renderer, max_turn_tokens=self.max_turn_tokens, evidence=self.evidence,
             max_segments=self.max_segments,
         )  # fmt: skip
-        run = _Run(plan=plan, slot=slot, worker=worker, episode=episode, unit=unit)
-        self.by_slot[slot] = self.by_worker[worker] = run
-        self.idle_slots.discard(slot)
-        unit.resetting += 1
-        self.pool.submit(worker, Reset(plan.task, plan.seed))
 
-    def _on_reply(self, run: _Run, reply: Reply) -> None:
+    def _reset(self, run: Run) -> None:
+        run.resetting = True
+        run.unit.resetting += 1
+        self.pool.submit(run.worker, Reset(run.plan.task, run.plan.seed))
+
+    def start_anew(self, run: Run, fork: Fork | None = None) -> None:
+        """A branch that has nowhere to branch from, or was refused its state, runs from the reset."""
+        run.episode, run.queued = self._episode(run.plan), None
+        run.episode.fork = fork
+        self._reset(run)
+
+    def _on_reply(self, run: Run, reply: Reply) -> None:
+        if isinstance(reply, Failure) and reply.phase == "idle" and self.pool.busy(run.worker):
+            return  # of the process before: the command that has been sent since started another
+        if self.branching.takes(run, reply):
+            return
         if reply.retried:
             run.episode.meter.retry_infrastructure(reply.retried)
         if run.lost is not None:
@@ -241,7 +239,7 @@ class Driver:
         elif isinstance(reply.value, Observation):
             self._on_observation(run, reply.value, reply.wall_ms)
 
-    def _on_reset(self, run: _Run, observation: Observation) -> None:
+    def _on_reset(self, run: Run, observation: Observation) -> None:
         try:
             move = run.episode.begin(observation)
         except Unrenderable as error:
@@ -252,29 +250,33 @@ class Driver:
             self._move(run, move)
         self._settle_unit(run)
 
-    def _settle_unit(self, run: _Run) -> None:
+    def _settle_unit(self, run: Run) -> None:
         """Once the last of a unit's resets is answered, submit its prompts as one wave; equal ones are shared."""
         unit, run.resetting = run.unit, False
         unit.resetting -= 1
         if unit.resetting:
             return
         leaders: dict[tuple[int, ...], int] = {}
-        for slot, ask in sorted(unit.asks.items()):
+        asks, unit.asks = sorted(unit.asks.items()), {}
+        for slot, ask in asks:
             leader = leaders.setdefault(ask.ids, slot)
-            self._ask(self.by_slot[slot], ask, None if leader == slot else leader)
+            self.ask(self.by_slot[slot], ask, share_with=None if leader == slot else leader)
 
-    def _on_observation(self, run: _Run, observation: Observation, wall_ms: float) -> None:
+    def _on_observation(self, run: Run, observation: Observation, wall_ms: float) -> None:
         try:
             move = run.episode.on_observation(observation, wall_ms)
         except Unrenderable as error:
             return self._lose(run, Failure(kind="garbage", phase="step", message=str(error)), None)
         self._move(run, move)
 
-    def _on_sample(self, run: _Run, sample: Sample) -> None:
+    def _on_sample(self, run: Run, sample: Sample) -> None:
         run.sampling = False
         if run.doom is not None:
             self._fail(run, run.doom)
             return
+        if run.refused is not None:
+            fork, run.refused = run.refused, None
+            return self.start_anew(run, fork)
         if sample.stop == "error":
             return self._unsampled(run, f"the sampler failed: {sample.message or 'no reason was given'}")
         if sample.stop == "context" and not sample.ids and run.episode.turn == 0:
@@ -288,35 +290,42 @@ class Driver:
             return self._lose(run, Failure(kind="garbage", phase="sample", message=str(error)), None)
         self._move(run, move)
 
-    def _unsampled(self, run: _Run, reason: str) -> None:
+    def _unsampled(self, run: Run, reason: str) -> None:
         """No turn was sampled: nothing the policy did, so the episode leaves the batch."""
         run.attribution = Attribution(cause=Cause.ENVIRONMENT, evidence=reason)
         run.episode.give_up(StopReason.FAILURE)
         self._close(run, failed_verdict(run.attribution))
 
-    def _move(self, run: _Run, move: Move) -> None:
+    def _move(self, run: Run, move: Move) -> None:
         if isinstance(move, Ask):
-            return self._ask(run, move, None)
-        if isinstance(move, Act):
-            command: Command = Perform(move.action)
-        else:
-            command = Finish()
-        if run.lost is not None:
-            run.queued = command
-        else:
+            return self.branching.ask(run, move)
+        run.queued = Perform(move.action) if isinstance(move, Act) else Finish()
+        self.proceed(run)
+
+    def proceed(self, run: Run) -> None:
+        """Ask of the worker what is next for it, once its state is there; first what branches need of that state."""
+        if run.lost is not None or run.capturing or run.forking is not None:
+            return
+        if run.captures:
+            run.capturing = True
+            self.pool.submit(run.worker, Capture())
+        elif run.queued is not None:
+            command, run.queued = run.queued, None
             self.pool.submit(run.worker, command)
 
-    def _ask(self, run: _Run, ask: Ask, leader: int | None) -> None:
+    def ask(self, run: Run, ask: Ask, *, share_with: int | None = None, fork_from: int | None = None) -> None:
+        """Submit a turn; see `SampleRequest` for whose computation it takes up."""
         run.sampling, cut = True, run.unit.cut
         self.sampler.submit(
             SampleRequest(
-                slot=run.slot, key=(*run.plan.key, ask.turn), ids=ask.ids, fresh=ask.fresh, share_with=leader,
+                slot=run.slot, key=(*run.plan.key, ask.turn), ids=ask.ids, fresh=ask.fresh or fork_from is not None,
+                share_with=share_with, fork_from=fork_from,
                 max_tokens=ask.max_tokens, temperature=run.unit.temperature,
                 top_k=cut.top_k, top_p=cut.top_p, min_p=cut.min_p, grammar=self.grammar,
             )
         )  # fmt: skip
 
-    def _on_failure(self, run: _Run, failure: Failure) -> None:
+    def _on_failure(self, run: Run, failure: Failure) -> None:
         if (
             run.resetting
             and failure.kind in ("timeout", "crash")
@@ -324,21 +333,24 @@ class Driver:
         ):
             run.episode.meter.retry_infrastructure()
             return self.pool.submit(run.worker, Reset(run.plan.task, run.plan.seed))
-        replayable = self.healing and not run.resetting and wants_replay(failure, self.pool.spec)
-        if replayable and run.episode.healed < MAX_HEALS:
+        self.heal(run, failure, possible=not run.resetting and wants_replay(failure, self.pool.spec))
+
+    def heal(self, run: Run, failure: Failure, *, possible: bool) -> None:
+        """Rebuild the state that a worker has lost by replay, where that is `possible`."""
+        if self.healing and possible and run.episode.healed < MAX_HEALS:
             run.lost = failure
             self.pool.submit(run.worker, Replay(run.plan.task, run.plan.seed, self._asked(run)))
         else:
             self._lose(run, failure, None)
 
-    def _asked(self, run: _Run) -> tuple[Action, ...]:
+    def _asked(self, run: Run) -> tuple[Action, ...]:
         """Every action the lost environment was asked to perform, the unanswered one last."""
         pending = run.episode.pending
         if pending is None or run.queued is not None:  # a queued action was never asked of it
             return run.episode.performed
         return (*run.episode.performed, pending)
 
-    def _on_replay(self, run: _Run, lost: Failure, reply: Reply) -> None:
+    def _on_replay(self, run: Run, lost: Failure, reply: Reply) -> None:
         actions = self._asked(run)
         failure = reply if isinstance(reply, Failure) else None
         observations = reply.replayed if isinstance(reply, Failure) else reply.value
@@ -348,13 +360,11 @@ class Driver:
         if evidence.finding != "not_reproduced":
             return self._lose(run, lost, evidence)
         run.episode.healed += 1
-        queued, run.queued = run.queued, None
-        if queued is not None:
-            self.pool.submit(run.worker, queued)
-        elif run.episode.pending is not None:
-            self._on_observation(run, observations[-1], lost.wall_ms)
+        if run.queued is None and run.episode.pending is not None:
+            return self._on_observation(run, observations[-1], lost.wall_ms)
+        self.proceed(run)
 
-    def _lose(self, run: _Run, failure: Failure, evidence: ReplayEvidence | None) -> None:
+    def _lose(self, run: Run, failure: Failure, evidence: ReplayEvidence | None) -> None:
         """The environment is gone for good: settle the cause, and end the episode as soon as its slot is idle."""
         run.attribution = attribute(failure, evidence)
         if run.sampling:
@@ -362,7 +372,7 @@ class Driver:
         else:
             self._fail(run, failure)
 
-    def _fail(self, run: _Run, failure: Failure) -> None:
+    def _fail(self, run: Run, failure: Failure) -> None:
         assert run.attribution is not None
         if run.episode.stop is None:  # else it had ended, and only its measurement is lost
             exception, asked = failure.exception or failure.kind, run.queued is None
@@ -372,7 +382,7 @@ class Driver:
         if run.resetting:
             self._settle_unit(run)
 
-    def _close(self, run: _Run, verdict: Verdict | None) -> None:
+    def _close(self, run: Run, verdict: Verdict | None) -> None:
         pool = self.pool
         found = run.episode.trajectory(
             verdict, run.attribution, verifier_version=pool.verifier_version, ref=pool.ref, limits=self.limits
@@ -381,15 +391,6 @@ class Driver:
         pool.release(run.worker)
         self.idle_slots.add(run.slot)
         self.freed = True
+        run.over = True
         run.unit.deliver(found)
-
-
-def _together(plan: Sequence[EpisodePlan], block: int) -> list[list[EpisodePlan]]:
-    """Cut the plan where the group changes, and after `block` episodes of one: more could never start together."""
-    units: list[list[EpisodePlan]] = []
-    for episode in plan:
-        if units and units[-1][-1].group == episode.group and len(units[-1]) < block:
-            units[-1].append(episode)
-        else:
-            units.append([episode])
-    return units
+        self.branching.ended(run)

@@ -27,13 +27,15 @@ from agentrl_jax.protocol import (
     ToolCall,
     Verdict,
 )
-from agentrl_jax.rollout.budgets import EvidenceRule, Meter
+from agentrl_jax.rollout.budgets import EvidenceRule, Meter, Spent
 from agentrl_jax.rollout.codec import digest, to_json
 from agentrl_jax.rollout.parallel import known_only, numbered, with_unknown
 from agentrl_jax.rollout.records import (
     FORMAT,
     GENESIS,
+    Branch,
     Break,
+    Fork,
     Receipt,
     Step,
     Trajectory,
@@ -62,13 +64,18 @@ class Renderer(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpisodePlan:
-    """Which episode to run. `key` starts the sampling key of each turn: unique per (seed, step, task, member)."""
+    """Which episode to run. `key` starts the sampling key of each turn: unique per (seed, step, task, member).
+
+    With a `branch` it goes on from where that member, of the same group, task and seed, stood before that turn; from
+    the last turn that it came to where it ended earlier; from the reset where that was its first.
+    """
 
     group: int
     member: int
     task: Task
     seed: int
     key: tuple[int, ...] = ()
+    branch: Branch | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +115,18 @@ class _Stretch(NamedTuple):
     versions: tuple[int, ...]
     kept: tuple[bytes, ...] | None
     turn: int
+
+
+class _Mark(NamedTuple):
+    """How much of the record there was when a turn was asked for."""
+
+    talk: int
+    steps: int
+    breaks: int
+    stretches: int
+    length: int
+    retokenized: int
+    spent: Spent
 
 
 class TokenMismatch(ValueError):
@@ -152,6 +171,8 @@ class Episode:
         self.turn = 0
         self.stop: StopReason | None = None
         self.healed = 0  # lost states that a replay rebuilt
+        self.branch: Branch | None = None  # where it left its source
+        self.fork: Fork | None = None  # how its environment came there; set by whoever drives it
         self.prompt_length = 0
         self._reset_hash = NO_HASH
         self._steps: list[Step] = []
@@ -162,6 +183,12 @@ class Episode:
         self._retokenized, self._mismatch = 0, False
         self._stretches: list[_Stretch] = []
         self._length = 0  # tokens in all of them
+        self._marks: dict[int, _Mark] = {}  # by turn, from 1 on
+
+    @property
+    def length(self) -> int:
+        """Tokens so far, of all segments."""
+        return self._length
 
     @property
     def performed(self) -> tuple[Action, ...]:
@@ -178,6 +205,29 @@ class Episode:
     def pending(self) -> Action | None:
         """The action the environment has been asked to perform and has not answered."""
         return self._pending
+
+    def branched(self, plan: EpisodePlan, turn: int) -> tuple[Episode, Ask]:
+        """An episode of `plan` that stands where this one did before `turn`, with the record up to there as its own.
+
+        The `Ask` is of the whole context at that point, for a sampler that holds nothing of it. Lost states that were
+        rebuilt are not taken over: they are counted once. Raises `ValueError` for turn 0, and one never asked for.
+        """
+        if turn not in self._marks:
+            raise ValueError(f"member {self.plan.member} was asked for no turn {turn} to branch before")
+        mark = self._marks[turn]
+        other = Episode(
+            plan, self.spec, self.renderer, max_turn_tokens=self.max_turn_tokens, budget=self.budget,
+            source=self.source, evidence=self.meter.evidence, max_segments=self.max_segments, clock=self.meter.clock,
+        )  # fmt: skip
+        other.meter.take_over(mark.spent)
+        other.turn, other.prompt_length, other._reset_hash = turn, self.prompt_length, self._reset_hash
+        other._talk, other._steps = self._talk[: mark.talk], self._steps[: mark.steps]
+        other._breaks, other._retokenized = self._breaks[: mark.breaks], mark.retokenized
+        other._stretches, other._length = self._stretches[: mark.stretches], mark.length
+        other.branch = Branch(member=self.plan.member, turn=turn)
+        start = other._breaks[-1].start if other._breaks else 0
+        ids = tuple(chain.from_iterable([part.ids for part in other._stretches]))[start:]
+        return other, other._ask(ids, fresh=True)
 
     def begin(self, observation: Observation) -> Ask | Done:
         """The answer to `reset`: renders the prompt. Raises `Unrenderable`, as every answer may."""
@@ -260,7 +310,7 @@ class Episode:
             prompt_length=self.prompt_length, stop=self.stop,
             verdict=verdict, attribution=attribution, receipt=receipt,
             breaks=tuple(self._breaks), retokenize_mismatch=self._retokenized, token_mismatch=self._mismatch,
-            kept=self._kept(),
+            kept=self._kept(), branch=self.branch, fork=self.fork,
         )  # fmt: skip
 
     def _kept(self) -> tuple[bytes, ...] | None:
@@ -301,6 +351,10 @@ class Episode:
         self._talk.extend(messages)
         self._read(following.ids, following.sources)
         self.turn += 1
+        self._marks[self.turn] = _Mark(
+            len(self._talk), len(self._steps), len(self._breaks), len(self._stretches), self._length,
+            self._retokenized, self.meter.mark(),
+        )  # fmt: skip
         return self._ask(following.ids, fresh=bool(following.reason))
 
     def _ask(self, ids: tuple[int, ...], *, fresh: bool) -> Ask:

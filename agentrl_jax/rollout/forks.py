@@ -43,7 +43,7 @@ def fork_episode(
     pool.submit(source, Capture())
     captured = _answers(pool, [source])[source]
     if not isinstance(captured, Answer) or not isinstance(captured.value, Captured):
-        reasons = (_reason(captured),) * len(workers)
+        reasons = (reason_of(captured),) * len(workers)
         wall_s = captured.wall_ms / 1e3
         return ForkReport(
             bytes=0, capture_s=wall_s, resume_s=(), seconds=time.monotonic() - started, forked=(), refused=reasons
@@ -52,14 +52,14 @@ def fork_episode(
     for worker in workers:
         pool.submit(worker, Resume(task, tuple(performed), states.initial, states.state))
     answers = _answers(pool, workers)
-    good = {worker: reply for worker, reply in answers.items() if _resumed(reply, states.state.hash)}
+    good = {worker: reply for worker, reply in answers.items() if resumed(reply, states.state.hash)}
     return ForkReport(
         bytes=len(states.initial.data) + len(states.state.data),
         capture_s=captured.wall_ms / 1e3,
         resume_s=tuple(reply.wall_ms / 1e3 for reply in good.values()),
         seconds=time.monotonic() - started,
         forked=tuple(good),
-        refused=tuple(_reason(reply) for worker, reply in answers.items() if worker not in good),
+        refused=tuple(reason_of(reply) for worker, reply in answers.items() if worker not in good),
     )
 
 
@@ -70,11 +70,13 @@ def _answers(pool: Pool, workers: Sequence[int]) -> dict[int, Reply]:
     return {worker: found[worker] for worker in workers}
 
 
-def _resumed(reply: Reply, state_hash: str) -> bool:
+def resumed(reply: Reply, state_hash: str) -> bool:
+    """Whether the worker holds the state that it was sent."""
     return isinstance(reply, Answer) and isinstance(reply.value, Resumed) and reply.value.hash == state_hash
 
 
-def _reason(reply: Reply) -> str:
+def reason_of(reply: Reply) -> str:
+    """Why there is no fork."""
     if isinstance(reply, Answer):
         return reply.value.reason if isinstance(reply.value, Refused) else "the worker holds another state"
     return str(reply)

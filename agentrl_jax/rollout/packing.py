@@ -1,10 +1,17 @@
-"""Trajectories to a `TokenBatch`: first-fit-decreasing into forest rows, each group's prompt stored once a tree."""
+"""Trajectories to a `TokenBatch`: first-fit-decreasing into forest rows, each group's prompt stored once a tree.
+
+A trajectory that branched from another adds what it sampled itself; what lies before is its source's, stored there and
+trained there, once. So the action tokens of a batch are those that were sampled, and the weights count them: under
+`rl.weights.sequence_mean` each member weighs alike, a branch by its own tokens and a source by all of its own, those
+before the branch points too; under `token_mean` every sampled token does. A ratio over a sequence is over the same
+tokens. The source's advantage is theirs, and where the source does not train, neither do they.
+"""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -19,7 +26,9 @@ _Array = np.ndarray
 class _Branch:
     """What one segment of a trajectory adds to its prompt, up to its last action: whatever came after teaches nothing.
 
-    Its tokens are `begin` to `end` of the trajectory's, of which `prompt` are shared with the tree.
+    Its tokens are `begin` to `end` of the trajectory's, of which the first `prompt` are shared with the tree and the
+    first `foreign` are none of its own: the source's. `over` is the source's own branch where it lies in the same tree;
+    this one then leaves it after the first `prompt` tokens.
     """
 
     trajectory: Trajectory
@@ -27,6 +36,8 @@ class _Branch:
     begin: int
     prompt: int
     end: int
+    foreign: int = 0
+    over: _Branch | None = None
 
     @property
     def size(self) -> int:
@@ -54,14 +65,17 @@ def pack(
     The id of a trajectory is `index of its group in groups * group_size + member`, N = len(groups) * group_size where a
     token is shared or padding. The prompt of a group is stored once in each tree; a group that exceeds a row becomes
     several trees, and so do members whose prompts differ. The segments of a trajectory are branches with its id, side
-    by side in one tree where they begin with the group's prompt and fit a row. Rows are filled in an order that depends
+    by side in one tree where they begin with the group's prompt and fit a row. One that has `Trajectory.branch` leaves
+    its source in the source's tree; where that does not fit a row, it is a tree of its own, in which what is the
+    source's is read and not trained. Rows are filled in an order that depends
     on sizes and ids only, never on the order of `groups`. Credit and weights are 0, to be filled in by the objective.
 
     With `kept` the batch holds what each token was drawn from, every bit set where nothing was cut; that takes
     `rows * width * vocab_size / 8` bytes, and `vocab_size` must be given.
 
     Raises `ValueError` where there are kept sets and `kept` is False: the learner would score another distribution;
-    where a trajectory is longer than `width`, a member is not in 0..group_size-1 or is twice there,
+    where a trajectory is longer than `width`, a member is not in 0..group_size-1 or is twice there, a branch does not
+    begin as its source does,
     or the trees need more than `rows` rows; the message names the trajectory and the setting.
     """
     if kept and vocab_size is None:
@@ -105,14 +119,27 @@ def _trees(group: Sequence[Trajectory], index: int, width: int, group_size: int)
         for branch in _branches(trajectory, index * group_size + trajectory.member, width):
             prompt = trajectory.tokens[branch.begin : branch.begin + branch.prompt]
             by_prompt.setdefault(prompt, []).append(branch)
+    _check_sources(group)
     return [tree for prompt, branches in by_prompt.items() for tree in _split(len(prompt), branches, width)]
+
+
+def _check_sources(group: Sequence[Trajectory]) -> None:
+    members = {trajectory.member: trajectory for trajectory in group}
+    for trajectory in group:
+        source = None if trajectory.branch is None else members.get(trajectory.branch.member)
+        start = trajectory.branch_start
+        if source is not None and source.tokens[:start] != trajectory.tokens[:start]:
+            raise ValueError(
+                f"task {trajectory.task.id!r}: member {trajectory.member} does not begin with the first {start} tokens "
+                f"of member {source.member}, which it branched from"
+            )
 
 
 def _branches(trajectory: Trajectory, id: int, width: int) -> Iterator[_Branch]:
     """A branch for each segment that holds an action. One that begins with the trajectory's first prompt shares it."""
-    first = trajectory.tokens[: trajectory.prompt_length]
+    first, start = trajectory.tokens[: trajectory.prompt_length], trajectory.branch_start
     for begin, after_prompt, stop in trajectory.spans:
-        end = _last_action(trajectory, begin, stop) + 1
+        end = _last_action(trajectory, max(begin, start), stop) + 1
         if end == 0:
             continue
         if end - begin > width:
@@ -121,7 +148,8 @@ def _branches(trajectory: Trajectory, id: int, width: int) -> Iterator[_Branch]:
                 "raise width or lower the token budget"
             )
         shares = trajectory.tokens[begin : begin + len(first)] == first and begin + len(first) <= after_prompt
-        yield _Branch(trajectory, id, begin, len(first) if shares else after_prompt - begin, end)
+        prompt = len(first) if shares else after_prompt - begin
+        yield _Branch(trajectory, id, begin, prompt, end, foreign=max(0, start - begin))
 
 
 def _split(prompt: int, branches: list[_Branch], width: int) -> list[_Tree]:
@@ -144,13 +172,40 @@ def _split(prompt: int, branches: list[_Branch], width: int) -> list[_Tree]:
 
 
 def _units(prompt: int, branches: list[_Branch], width: int) -> Iterator[list[_Branch]]:
-    """The branches of each trajectory together where they fit a row beside their prompt, else one by one."""
-    for _, found in itertools.groupby(branches, key=lambda b: b.id):
-        unit = list(found)
-        if prompt + _total(unit) <= width:
-            yield unit
-        else:
-            yield from ([branch] for branch in unit)
+    """The branches of each trajectory together where they fit a row beside their prompt, else one by one.
+
+    To those come the ones that left them, in their order, as many as fit; the others stand by themselves.
+    """
+    left = {id: list(found) for id, found in itertools.groupby(branches, key=lambda b: b.id)}
+    for unit in [unit for unit in left.values() if unit[0].trajectory.branch is None]:
+        parts = [unit] if prompt + _total(unit) <= width else [[branch] for branch in unit]
+        del left[unit[0].id]
+        for part in parts:
+            yield [*part, *_over(part, left, width - prompt - _total(part))]
+    for found in left.values():
+        yield from ([branch] for branch in found)
+
+
+def _over(sources: list[_Branch], left: dict[int, list[_Branch]], room: int) -> Iterator[_Branch]:
+    """Branches out of `left` that leave one of `sources` and fit into `room` tokens; they are taken out of it."""
+    for found in left.values():
+        for branch in list(found):
+            for source in sources:
+                joined = _joined(branch, source)
+                if joined is not None and joined.size <= room:
+                    room -= joined.size
+                    found.remove(branch)
+                    yield joined
+                    break
+
+
+def _joined(branch: _Branch, source: _Branch) -> _Branch | None:
+    """A branch as it lies over its source, which may end before it left: tokens that taught nothing there."""
+    left = branch.trajectory.branch
+    if left is None or left.member != source.trajectory.member or branch.begin != source.begin:
+        return None
+    shared = min(branch.foreign, source.end - source.begin)
+    return None if shared < branch.prompt else replace(branch, prompt=shared, over=source)
 
 
 def _total(branches: list[_Branch]) -> int:
@@ -199,23 +254,48 @@ def _empty(rows: int, width: int, shared: int, pad_id: int) -> TokenBatch:
 
 def _write(batch: TokenBatch, row: int, start: int, tree: _Tree) -> int:
     """Lay the tree depth-first from column `start`; returns the column after it."""
-    first = tree.branches[0]
+    trunks = [branch for branch in tree.branches if branch.over is None]
+    first = trunks[0]
     prompt, stop = first.prompt, start + tree.size
     _copy(batch, row, start, first, 0, prompt)
     batch.parents[row, start : start + prompt] = np.arange(start - 1, start + prompt - 1, dtype=np.int32)
     batch.parents[row, start] = -1
     batch.subtree_ends[row, start : start + prompt] = stop
     column = start + prompt
-    for branch in tree.branches:
-        after = column + branch.size
-        _copy(batch, row, column, branch, prompt, prompt + branch.size)
-        batch.parents[row, column:after] = np.arange(column - 1, after - 1, dtype=np.int32)
-        batch.parents[row, column] = start + prompt - 1
+    for branch in trunks:
+        # Those that left it latest come first: so each subtree is a stretch of columns.
+        over = sorted((b for b in tree.branches if b.over is branch), key=lambda b: (-b.prompt, b.id))
+        origin, after = column - prompt, column + branch.size
         batch.subtree_ends[row, column:after] = after
-        batch.trajectory_ids[row, column:after] = branch.id
-        batch.turn_ids[row, column:after] = branch.trajectory.turn_ids[branch.begin + prompt : branch.end]
+        _lay(batch, row, column, branch, start + prompt - 1)
         column = after
+        for leaving in over:
+            after = column + leaving.size
+            _lay(
+                batch,
+                row,
+                column,
+                leaving,
+                origin + leaving.prompt - 1 if leaving.prompt > prompt else start + prompt - 1,
+            )
+            batch.subtree_ends[row, column:after] = after
+            batch.subtree_ends[row, origin + prompt : origin + leaving.prompt] = after
+            column = after
     return column
+
+
+def _lay(batch: TokenBatch, row: int, column: int, branch: _Branch, parent: int) -> None:
+    """A branch's tokens from `column` on, after `parent`, with its id; what is its source's is read, and no action."""
+    after = column + branch.size
+    _copy(batch, row, column, branch, branch.prompt, branch.prompt + branch.size)
+    batch.parents[row, column:after] = np.arange(column - 1, after - 1, dtype=np.int32)
+    batch.parents[row, column] = parent
+    own = column + max(0, branch.foreign - branch.prompt)
+    batch.action_mask[row, column:own] = False
+    batch.behavior_logprobs[row, column:own] = 0.0
+    batch.policy_versions[row, column:own] = -1
+    batch.trajectory_ids[row, own:after] = branch.id
+    batch.turn_ids[row, own:after] = branch.trajectory.turn_ids[branch.end - (after - own) : branch.end]
 
 
 def _copy(batch: TokenBatch, row: int, column: int, branch: _Branch, start: int, stop: int) -> None:

@@ -139,6 +139,11 @@ class Pool:
         """What a worker is at."""
         return self._processes[worker].phase if worker in self._processes else "idle"
 
+    def busy(self, worker: int) -> bool:
+        """Whether a command of this worker is in flight."""
+        process = self._processes.get(worker)
+        return worker in self._waiting or (process is not None and process.sent_at is not None)
+
     @property
     def expects(self) -> bool:
         """Whether a reply is still to come: a command is in flight or a process is starting."""
@@ -174,9 +179,9 @@ class Pool:
 
     def submit(self, worker: int, command: Command) -> None:
         """Send a command; its reply comes from `poll`. Starts the worker's process where there is none."""
-        process = self._processes.get(worker)
-        if worker in self._waiting or (process is not None and process.sent_at is not None):
+        if self.busy(worker):
             raise RuntimeError(f"worker {worker} already has a command")
+        process = self._processes.get(worker)
         if process is None:
             process = self._start(worker)
         if process.pid == 0:

@@ -126,6 +126,10 @@ class RayPool:
         """What a worker was last asked for; how far it has come its node knows."""
         return self._phases.get(worker, "idle")
 
+    def busy(self, worker: int) -> bool:
+        """Whether a command of this worker is in flight."""
+        return worker in self._asked()
+
     def acquire(self) -> int | None:
         if not self._free:
             return None
@@ -143,7 +147,7 @@ class RayPool:
         self._free.appendleft(worker)
 
     def submit(self, worker: int, command: Command) -> None:
-        if worker in self._asked():
+        if self.busy(worker):
             raise RuntimeError(f"worker {worker} already has a command")
         node, place = self._place(worker)
         self._phases[worker] = FIRST_PHASE.get(type(command), "reset")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 from agentrl_jax.protocol import (
     Action,
@@ -146,6 +146,27 @@ class Break(Record):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Branch(Record):
+    """Continues `member` of the same group from the state before its turn `turn`, 1 or more."""
+
+    member: int
+    turn: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fork(Record):
+    """What it cost to bring a branch to its state, and how: `copied` there as a snapshot or `replayed`, action by
+    action. `refused` is why it was brought nowhere, or "": the member then ran from the reset."""
+
+    way: Literal["copied", "replayed"]
+    tokens: int = 0  # of the source's record, prompt included, that were taken over
+    bytes: int = 0  # of the state and of the first one, which the verifier needs; nothing is sent where it is replayed
+    seconds: float = 0.0  # in the workers
+    waited_s: float = 0.0  # from the moment its state was there to the answer; it sampled meanwhile
+    refused: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Trajectory(Record):
     """The full record of one episode, token by token as it was sampled; what was sampled is never re-encoded.
 
@@ -156,6 +177,9 @@ class Trajectory(Record):
     Each of `breaks` starts a segment: a context of its own, whose prompt renders the history anew. The segments stand
     one after another in the per-token fields, and every sampled token is an action in exactly one of them: where it was
     sampled. `retokenize_mismatch` counts the sampled turns that a new segment's prompt holds under other ids.
+
+    Where `branch` is set, everything before that turn (tokens, log-probabilities, steps, what was spent) is the record
+    of its source, so that this one stands by itself; what was sampled here begins at `branch_start`.
     """
 
     group: int
@@ -177,6 +201,8 @@ class Trajectory(Record):
     retokenize_mismatch: int = 0
     kept: tuple[bytes, ...] | None = None  # a set a token (`sampling.kept_bits`), b"" where nothing was cut
     token_mismatch: bool = False  # a sample came whose tokens and log-probabilities do not belong together
+    branch: Branch | None = None  # where it left its source; None: it ran from the reset
+    fork: Fork | None = None  # set where it was planned as a branch and there was a state to branch from
 
     @property
     def segments(self) -> int:
@@ -189,6 +215,13 @@ class Trajectory(Record):
         starts = [(0, self.prompt_length), *((cut.start, cut.start + cut.prompt_length) for cut in self.breaks)]
         ends = [*(cut.start for cut in self.breaks), len(self.tokens)]
         return tuple((start, prompt, end) for (start, prompt), end in zip(starts, ends, strict=True))
+
+    @property
+    def branch_start(self) -> int:
+        """The first token that is not its source's: 0 for one that ran from the reset."""
+        if self.branch is None:
+            return 0
+        return next((n for n, turn in enumerate(self.turn_ids) if turn >= self.branch.turn), len(self.tokens))
 
     @property
     def unscored(self) -> bool:

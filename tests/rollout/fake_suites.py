@@ -37,10 +37,10 @@ WORDS = "you count . count to please now bad add look break how n = finish crash
 
 
 class Counter:
-    """Counts to `task.data["goal"]`; `break` and `task.data["fault"]` make it fail."""
+    """Counts to `task.data["goal"]`; `break` and `task.data["fault"]` make it fail; `patient` goes on after text."""
 
-    def __init__(self, spec: EnvironmentSpec, scratch: str) -> None:
-        self.spec, self.scratch, self.count, self.fault = spec, scratch, 0, ""
+    def __init__(self, spec: EnvironmentSpec, scratch: str, patient: bool) -> None:
+        self.spec, self.scratch, self.count, self.fault, self.patient = spec, scratch, 0, "", patient
 
     def reset(self, task: Task, seed: int) -> Observation:
         self.count, self.fault = 0, str(task.data.get("fault", ""))
@@ -59,7 +59,7 @@ class Counter:
         if action.error is not None:
             return self._say("bad", status=Status.INVALID_ACTION)
         if not action.calls:
-            return Observation(content=())
+            return self._say(f"now {self.count}") if self.patient else Observation(content=())
         call = action.calls[0]
         if call.name == "add":
             self.count += int(call.arguments["n"])  # type: ignore[arg-type]
@@ -144,11 +144,19 @@ def tasks(split: str, count: int, seed: int) -> list[Task]:
     return [Task(id=f"{split}-{seed}-{i}", split=split, kind="count", data={"goal": i % 9 + 1}) for i in range(count)]
 
 
-def counter(*, fork: Any = "replay", scratch: str = "", steps: int = 16, retries: int = 4, loud: bool = False) -> Suite:
+def counter(
+    *,
+    fork: Any = "replay",
+    scratch: str = "",
+    steps: int = 16,
+    retries: int = 4,
+    loud: bool = False,
+    patient: bool = False,
+) -> Suite:
     budget = Budget(steps=steps, retries=retries, finishing=("finish",))
     spec = EnvironmentSpec(name="counter", version="3", tools=TOOLS, budget=budget, fork=fork)
     return Suite(
-        spec=spec, make=lambda: Counter(spec, scratch), tasks=tasks, verify=_verify, verifier_version="2",
+        spec=spec, make=lambda: Counter(spec, scratch, patient), tasks=tasks, verify=_verify, verifier_version="2",
         vocabulary=lambda: [WORDS],
     )  # fmt: skip
 
