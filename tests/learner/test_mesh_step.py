@@ -42,8 +42,8 @@ def mesh_of(sizes: dict[str, int]) -> jax.sharding.Mesh:
 def scorer_of(model: llama.LlamaConfig, remat: str, *, sequence: bool = False) -> Scorer:
     return Scorer(
         lambda params, tokens, positions, ends: llama.hidden(model, params, tokens, positions, ends, remat, sequence),
-        lambda params: sharding.gathered(llama.unembedding(model, params), ("vocab", "width"), "float32"),
-        temperature=0.8, chunk=64, vocab_axes=sharding.axes_of("vocab"), row_axes=sharding.axes_of("rows"),
+        partial(llama.unembedding, model), temperature=0.8, chunk=16, soft_cap=5.0,
+        vocab_axes=sharding.axes_of("vocab"), row_axes=sharding.axes_of("rows"), width_axes=sharding.axes_of("width"),
     )  # fmt: skip
 
 
