@@ -125,7 +125,10 @@ def test_the_unembedding_is_gathered_once_its_gradient_summed_once_and_no_loop_w
     put = lambda dtype, *shape: jax.ShapeDtypeStruct(shape, dtype, sharding=lies)  # noqa: E731
     ids, mask, floats = (put(dtype, rows, length) for dtype in (jnp.int32, jnp.bool_, jnp.float32))
     matrix = NamedSharding(mesh, sharding.spec(("vocab", "width")))
-    arrays = put(jnp.float32, rows, length, width), jax.ShapeDtypeStruct((vocabulary, width), jnp.float32, sharding=matrix)
+    arrays = (
+        put(jnp.float32, rows, length, width),
+        jax.ShapeDtypeStruct((vocabulary, width), jnp.float32, sharding=matrix),
+    )
     data = {"mask": mask, "old": floats, "advantages": floats}
     gradient = jax.value_and_grad(functions(chunk)[which], argnums=(0, 1), has_aux=True)
     placed = {"out_shardings": ((None, None), (lies, matrix))}
