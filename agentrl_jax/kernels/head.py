@@ -1,9 +1,9 @@
 """The parts of a loss head: visits to chunks of action columns, their logits, their scores, their gradients.
 
-`logprobs`, `fused_loss`, `vocab_sharded` and `mesh_head` put them together. The B rows of T columns of a batch are joined to E
-longer ones, one for each share of the rows that a mesh keeps apart: no row waits for the one with most actions. Below,
-E rows are visited in the order of a `Plan`, N columns long, S columns at a time; V is the vocabulary, or this device's
-share of it.
+`logprobs`, `fused_loss`, `vocab_sharded` and `mesh_head` put them together. The B rows of T columns of a batch are
+joined to E longer ones, one for each share of the rows that a mesh keeps apart: no row waits for the one with most
+actions. Below, E rows are visited in the order of a `Plan`, N columns long, S columns at a time; V is the vocabulary,
+or this device's share of it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """The loss head of arrays that lie on a mesh: on each device's rows, and on its share of a vocabulary that is split.
 
-Left to itself the compiler would add up the gradient of the unembedding over the devices once a chunk, and keep them all
-in step. Here each device visits its own chunks, as many as its own actions fill. An unembedding whose width is split is
-gathered once; the parts of its gradient, f32[V, D] each, are added up once, and each device keeps its share.
+Left to itself the compiler would add up the gradient of the unembedding over the devices once a chunk, and keep them
+all in step. Here each device visits its own chunks, as many as its own actions fill where the vocabulary is whole. An
+unembedding whose width is split is gathered once; the parts of its gradient, f32[V, D] each, are added up once, and
+each device keeps its share.
 """
 
 from __future__ import annotations
@@ -71,7 +72,8 @@ def split_loss(
 ) -> tuple[Array, Any]:  # fmt: skip
     """`logprob_loss(form="single_pass")` of `columns` (tokens, parents, action_mask): (loss f32[], second results).
 
-    Of the second results of the loss each leaf has one more dimension in front: a share of the rows each.
+    Of the second results of the loss each leaf has one more dimension in front: a share of the rows each. `settings`:
+    temperature, soft_cap, chunk (tokens of a device at once), entropy and accumulator, all of them.
     """
     name = "split_loss"
     _check(name, hidden, unembedding, columns, kept)
