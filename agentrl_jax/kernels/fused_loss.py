@@ -26,7 +26,9 @@ from agentrl_jax.kernels.head import (
     score_all,
     shares_of,
     spread,
+    summed,
     take,
+    whole,
 )
 from agentrl_jax.kernels.locality import check_token_local
 from agentrl_jax.kernels.logprobs import FORMS, Form, score, token_logprobs
@@ -117,7 +119,7 @@ def single_pass(
 ) -> tuple[Array, Detached]:
     """`logprob_loss` in one pass, on behalf of the public function `name`."""
     check_token_local(name, loss, head.entropy, data, head.shape, (head.shares, head.columns))
-    value, rest = _fused(head, loss, *spread(head, hidden, matrix, plan, data), plan, data)
+    value, rest = _fused(head, loss, spread(head, hidden, matrix, plan, data), matrix, plan, data)
     return value, lax.stop_gradient(rest)
 
 
@@ -128,7 +130,7 @@ def _evaluate(head: Head, loss: TokenLoss, plan: Plan, scores: Scores, data: Any
 
 
 def _primal(head: Head, loss: TokenLoss, hidden: Array, matrix: Array, plan: Plan, data: Any) -> tuple[Array, Detached]:
-    return _evaluate(head, loss, plan, score_all(head, hidden, matrix, plan, score), data)
+    return _evaluate(head, loss, plan, score_all(head, hidden, whole(head, hidden, matrix), plan, score), data)
 
 
 def _forward(head: Head, loss: TokenLoss, hidden: Array, matrix: Array, plan: Plan, data: Any) -> tuple[Any, Any]:
@@ -138,8 +140,8 @@ def _forward(head: Head, loss: TokenLoss, hidden: Array, matrix: Array, plan: Pl
         part = jax.tree.map(lambda leaf: take(fold(head, leaf), chunk.columns), data)
         return found, *_slopes(loss, found.logprobs, found.entropy, part)
 
-    dhidden, dmatrix, scores = pull_all(head, hidden, matrix, plan, pulls)
-    return _evaluate(head, loss, plan, scores, data), (dhidden, dmatrix)
+    dhidden, dmatrix, scores = pull_all(head, hidden, whole(head, hidden, matrix), plan, pulls)
+    return _evaluate(head, loss, plan, scores, data), (dhidden, dmatrix, matrix)
 
 
 def _slopes(loss: TokenLoss, logprobs: Array, entropy: Array | None, data: Any) -> tuple[Array, Array | None]:
@@ -147,10 +149,11 @@ def _slopes(loss: TokenLoss, logprobs: Array, entropy: Array | None, data: Any) 
     return jax.grad(lambda scored: loss(scored[0], scored[1], data)[0])((logprobs, entropy))
 
 
-def _backward(head: Head, loss: TokenLoss, gradients: tuple[Array, Array], pulled: Any) -> tuple[Any, ...]:
-    del head, loss
-    scale = lambda x: (x.astype(jnp.float32) * pulled[0]).astype(x.dtype)  # noqa: E731
-    return *map(scale, gradients), None, None
+def _backward(head: Head, loss: TokenLoss, kept: tuple[Array, Array, Array], pulled: Any) -> tuple[Any, ...]:
+    del loss
+    dhidden, dmatrix, matrix = kept
+    scale = lambda x: x.astype(jnp.float32) * pulled[0]  # noqa: E731
+    return scale(dhidden).astype(dhidden.dtype), summed(head, scale(dmatrix), matrix), None, None
 
 
 _fused = jax.custom_vjp(_primal, nondiff_argnums=(0, 1))

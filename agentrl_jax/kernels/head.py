@@ -1,9 +1,9 @@
 """The parts of a loss head: visits to chunks of action columns, their logits, their scores, their gradients.
 
-`logprobs`, `fused_loss` and `vocab_sharded` put them together. The B rows of T columns of a batch are joined to E
-longer ones, one for each share of the rows that a mesh keeps apart: no row waits for the one with most actions. Below,
-E rows are visited in the order of a `Plan`, N columns long, S columns at a time; V is the vocabulary, or this device's
-share of it.
+`logprobs`, `fused_loss`, `vocab_sharded` and `mesh_head` put them together. The B rows of T columns of a batch are
+joined to E longer ones, one for each share of the rows that a mesh keeps apart: no row waits for the one with most
+actions. Below, E rows are visited in the order of a `Plan`, N columns long, S columns at a time; V is the vocabulary,
+or this device's share of it.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ class Head(NamedTuple):
     pallas: bool = False
     axis_name: str | None = None  # mesh axis over which the vocabulary is split
     vocabulary: int | None = None  # tokens over all shares; columns beyond are padding
+    width_axis: str | None = None  # mesh axis over which the unembedding's width is split, as rows are
 
 
 class Plan(NamedTuple):
@@ -84,7 +85,7 @@ def make_head(
     shares: int = 1,
     **rest: Any,
 ) -> Head:
-    """The head of a batch of shape (B, T) in E = `shares`, with chunks of about `chunk` tokens over all of them.
+    """The head of a batch of shape (B, T) in E = `shares`, with chunks of at most `chunk` tokens of each.
 
     Refuses settings without a meaning.
     """
@@ -102,8 +103,8 @@ def make_head(
 
 
 def columns_of(tokens: int, chunk: int, shares: int) -> int:
-    """S: how many columns of each of the joined rows make a chunk of about `chunk` tokens."""
-    return min(tokens // shares, max(1, chunk // shares))
+    """S: how many columns of each of E = `shares` joined rows make a chunk of at most `chunk` tokens of each."""
+    return min(tokens // shares, chunk)
 
 
 def shares_of(rows: int, row_axes: tuple[str, ...], *arrays: Array) -> int:
@@ -205,16 +206,33 @@ def restore(head: Head, plan: Plan, logprobs: Array, entropy: Array | None) -> t
     return place(logprobs), None if entropy is None else place(entropy)
 
 
-def spread(head: Head, hidden: Array, unembedding: Array, *others: Any) -> tuple[Array, Array]:
-    """Hidden states with rows joined, and the unembedding.
+def spread(head: Head, hidden: Array, *others: Any) -> Array:
+    """Hidden states with rows joined, varying over every mesh axis that any array varies over but the vocabulary's.
 
-    Both varying over every mesh axis that any array varies over, hidden states not over the vocabulary's.
-
-    In `shard_map(check_vma=True)` the transpose of this step is the sum of gradients over devices. Elsewhere it is
-    the identity.
+    In `shard_map(check_vma=True)` the transpose of this step is the sum of gradients over devices. Elsewhere nothing
+    varies.
     """
-    axes = {axis for array in jax.tree.leaves((hidden, unembedding, others)) for axis in axes_of(array)}
-    return vary(fold(head, hidden), axes - {head.axis_name}), vary(unembedding, axes)
+    axes = {axis for array in jax.tree.leaves((hidden, others)) for axis in axes_of(array)}
+    return vary(fold(head, hidden), axes - {head.axis_name})
+
+
+def whole(head: Head, hidden: Array, matrix: Array) -> Array:
+    """The unembedding as the chunks read it: gathered where its width is split, varying as the hidden states do too."""
+    if head.width_axis is not None:
+        matrix = lax.all_gather(matrix, head.width_axis, axis=1, tiled=True)
+    return vary(matrix, axes_of(hidden) | axes_of(matrix))
+
+
+def summed(head: Head, dmatrix: Array, matrix: Array) -> Array:
+    """The gradient by `matrix` from a device's part of that by `whole`: added up over devices once, in its own dtype.
+
+    Where the width is split a device is left with its share alone, and only that goes over the other axes.
+    """
+    if head.width_axis is not None:
+        dmatrix = lax.psum_scatter(dmatrix, head.width_axis, scatter_dimension=1, tiled=True)
+    if missing := tuple(sorted(axes_of(dmatrix) - axes_of(matrix))):
+        dmatrix = lax.psum(dmatrix, missing)
+    return dmatrix.astype(matrix.dtype)
 
 
 def axes_of(array: Array) -> frozenset[str]:
@@ -299,7 +317,9 @@ def score_all(head: Head, hidden: Array, matrix: Array, plan: Plan, score: Calla
 
 
 def pull_all(head: Head, hidden: Array, matrix: Array, plan: Plan, pulls: Pulls) -> tuple[Array, Array, Scores]:
-    """Gradients of hidden states and unembedding, and the scores, in one sweep over the chunks.
+    """Gradients of hidden states and of the whole unembedding, and the scores, in one sweep over the chunks.
+
+    The unembedding's is this device's part (`summed`), in the accumulator's dtype.
 
     `pulls(index, chunk, logits)` names the chunk's scores, and the gradients of the loss by its log-probabilities
     and its entropies, f32[E, S]; what it says of idle columns is not read.
@@ -328,8 +348,7 @@ def pull_all(head: Head, hidden: Array, matrix: Array, plan: Plan, pulls: Pulls)
 
     dmatrix = jnp.zeros(matrix.shape, head.accumulator or matrix.dtype)
     zeros = _like(hidden, jnp.zeros(hidden.shape, hidden.dtype)), _like(matrix, dmatrix)
-    dhidden, dmatrix, scores = _repeat(head, plan, step, (*zeros, _blank(head, hidden, plan)))
-    return dhidden, dmatrix.astype(matrix.dtype), scores
+    return _repeat(head, plan, step, (*zeros, _blank(head, hidden, plan)))
 
 
 def _outer(draw: Array, states: Array) -> Array:

@@ -28,7 +28,9 @@ from agentrl_jax.kernels.head import (
     score_all,
     shares_of,
     spread,
+    summed,
     visit,
+    whole,
 )
 
 Form = Literal["two_pass", "pallas", "checkpointed"]
@@ -57,7 +59,8 @@ def token_logprobs(
     on actions, 0 elsewhere; `cap(x) = soft_cap * tanh(x / soft_cap)`, or x without a soft cap;
     `entropy[b, t] = -sum_v p_v log p_v` of the same distribution. Action columns are sorted to the front and
     projected chunk by chunk, over all rows of a device, as many chunks as the device with most actions needs: the
-    cost follows the number of actions, and none is ever dropped. Logits, log-softmax and sums are f32.
+    cost follows the number of actions, and none is ever dropped. Logits, log-softmax and sums are f32, and so
+    is the sum of the unembedding's gradient over devices where the accumulator is.
 
     "two_pass" keeps a log-normaliser a token and projects a chunk again in the backward pass: 4 matmuls.
     "pallas" is that with a forward pass for scoring: a kernel without logits in memory, on TPUs, for
@@ -73,7 +76,7 @@ def token_logprobs(
       action_mask: bool[B, T].
       temperature: of the distribution sampled from; it belongs to the policy's definition.
       soft_cap: bound of the logits before the temperature, or None.
-      chunk: tokens projected at once, over all rows; peak memory is about `chunk * V` floats.
+      chunk: tokens that a device projects at once, over all of its rows; peak memory is about `chunk * V` floats.
       entropy: also return entropies.
       form: "two_pass", "pallas" or "checkpointed".
       accumulator: dtype in which chunks add up the unembedding's gradient; None for the unembedding's own.
@@ -100,11 +103,12 @@ def token_logprobs(
     head = make_head("token_logprobs", tokens.shape, *settings, shares=shares, pallas=form == "pallas")
     plan = make_plan(head, *columns, kept)
     function = _checkpointed if form == "checkpointed" else two_pass
-    logprobs, entropies = function(head, *spread(head, hidden, unembedding, plan), plan)
+    logprobs, entropies = function(head, spread(head, hidden, unembedding, plan), unembedding, plan)
     return restore(head, plan, logprobs, entropies)
 
 
 def _checkpointed(head: Head, hidden: Array, matrix: Array, plan: Plan) -> tuple[Array, Array | None]:
+    matrix = whole(head, hidden, matrix)
     steps = plan.order.shape[1] // head.columns
     indices = jnp.arange(steps, dtype=jnp.int32)
     states = jax.vmap(lambda index: read(hidden, matrix, visit(head, plan, index)))(indices)
@@ -146,20 +150,21 @@ def _primal(head: Head, hidden: Array, matrix: Array, plan: Plan) -> tuple[Array
 
 
 def _forward(head: Head, hidden: Array, matrix: Array, plan: Plan) -> tuple[tuple[Array, Array | None], Any]:
-    scores = score_all(head, hidden, matrix, plan, _score_anywhere)
-    return (scores.logprobs, scores.entropy), (hidden, matrix, plan, scores)
+    everything = whole(head, hidden, matrix)
+    scores = score_all(head, hidden, everything, plan, _score_anywhere)
+    return (scores.logprobs, scores.entropy), (hidden, matrix, everything, plan, scores)
 
 
 def _backward(head: Head, kept: Any, pulled: tuple[Array, Array | None]) -> tuple[Array, Array, None]:
-    hidden, matrix, plan, scores = kept
+    hidden, matrix, everything, plan, scores = kept
 
     def pulls(index: Array, chunk: Chunk, logits: Array) -> tuple[Scores, Array, Array | None]:
         del chunk, logits
         cut = partial(lax.dynamic_slice_in_dim, start_index=index * head.columns, slice_size=head.columns, axis=1)
         return jax.tree.map(cut, (scores, *pulled))
 
-    dhidden, dmatrix, _ = pull_all(head, hidden, matrix, plan, pulls)
-    return dhidden, dmatrix, None
+    dhidden, dmatrix, _ = pull_all(head, hidden, everything, plan, pulls)
+    return dhidden, summed(head, dmatrix, matrix), None
 
 
 two_pass = jax.custom_vjp(_primal, nondiff_argnums=(0,))

@@ -61,7 +61,7 @@ def vocab_sharded_loss(
       vocabulary: V, where `n * W > V`: the columns after it are padding and do not count. None: there are none.
       temperature, soft_cap, entropy: see `token_logprobs`.
       kept: u32[B, T, words(V)] of the whole vocabulary, the same on all devices of the axis; see `token_logprobs`.
-      chunk: tokens projected at once, over all rows of this device.
+      chunk: tokens that a device projects at once, over all of its rows.
       accumulator: dtype in which chunks add up the unembedding's gradient; None for the unembedding's own.
 
     Returns:
@@ -112,7 +112,7 @@ def vocab_sharded_logprobs(
         vocabulary=vocabulary, chunk=chunk, temperature=temperature, soft_cap=soft_cap, entropy=entropy,
         accumulator=accumulator, kept=kept,
     )  # fmt: skip
-    return restore(head, plan, *two_pass(head, *spread(head, hidden, unembedding, plan), plan))
+    return restore(head, plan, *two_pass(head, spread(head, hidden, unembedding, plan), unembedding, plan))
 
 
 def _prepare(

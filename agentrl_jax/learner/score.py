@@ -14,7 +14,7 @@ from agentrl_jax.batch import TokenBatch
 from agentrl_jax.kernels.fused_loss import logprob_loss
 from agentrl_jax.kernels.locality import is_token_local
 from agentrl_jax.kernels.logprobs import token_logprobs
-from agentrl_jax.kernels.mesh_head import split_logprobs, split_loss, split_of
+from agentrl_jax.kernels.mesh_head import Split, split_logprobs, split_loss, split_of
 from agentrl_jax.learner import metrics
 from agentrl_jax.learner.placement import Placed, beside, put_row, rows_sharding, slice_rows
 from agentrl_jax.rl.types import Loss, Metrics
@@ -29,10 +29,11 @@ class Scorer(NamedTuple):
     hidden: HiddenFn
     unembedding: UnembeddingFn
     temperature: float = 1.0  # the sampler's; see `kernels.logprobs.token_logprobs`
-    chunk: int = 1024  # tokens projected to the vocabulary at once
+    chunk: int = 1024  # tokens that a device projects to the vocabulary at once
     soft_cap: float | None = None  # bound of the logits, where the model has one
     vocab_axes: tuple[str, ...] = ()  # mesh axes that split the vocabulary, where arrays lie on a mesh that has any
-    row_axes: tuple[str, ...] = ()  # and those that split the rows
+    row_axes: tuple[str, ...] = ()  # those that split the rows
+    width_axes: tuple[str, ...] = ()  # and those that split the unembedding's width
 
     def logprobs(self, params: Any, batch: TokenBatch, *, entropy: bool = False) -> tuple[Array, Array | None]:
         """`log pi(tokens[b, t] | ancestors of t)` f32[B, T], and entropies f32[B, T] or None; 0 off actions.
@@ -54,7 +55,7 @@ class Scorer(NamedTuple):
             value, figures = loss(*self._logprobs(arrays, entropy, kept), lax.stop_gradient(batch))
             return value, lax.stop_gradient(figures)
         hidden, matrix, columns = arrays
-        split = split_of(hidden, matrix, self.vocab_axes, self.row_axes)
+        split = self._split(hidden, matrix)
         if split is None:
             value, rest = logprob_loss(loss, hidden, matrix, *columns, batch, kept=kept, **self._settings(entropy))
             return value, rest.aux
@@ -63,10 +64,13 @@ class Scorer(NamedTuple):
 
     def _logprobs(self, arrays: Any, entropy: bool, kept: Array | None) -> tuple[Array, Array | None]:
         hidden, matrix, columns = arrays
-        split = split_of(hidden, matrix, self.vocab_axes, self.row_axes)
+        split = self._split(hidden, matrix)
         if split is None:
             return token_logprobs(hidden, matrix, *columns, kept=kept, **self._settings(entropy))
         return split_logprobs(split, hidden, matrix, columns, kept=kept, **self._settings(entropy))
+
+    def _split(self, hidden: Array, matrix: Array) -> Split | None:
+        return split_of(hidden, matrix, self.vocab_axes, self.row_axes, self.width_axes)
 
     def _arrays(self, params: Any, batch: TokenBatch) -> tuple[Array, Array, tuple[Array, Array, Array]]:
         hidden = self.hidden(params, batch.tokens, batch.positions, batch.subtree_ends)

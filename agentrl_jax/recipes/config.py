@@ -363,7 +363,7 @@ class RunConfig:
     hosts: HostLimits = field(default_factory=HostLimits)
     # What the backward pass recomputes of each layer: less memory, up to a third more work. True is full.
     remat: bool | Remat = False
-    logprob_chunk: int = 2048  # tokens projected to the vocabulary at once, over all devices
+    logprob_chunk: int = 256  # tokens that each device projects to the vocabulary at once
     runs: str = "runs"
     # Where every trajectory of the rl stage is kept (`runtime.store`), failed ones too. A relative path begins in the
     # run's directory. Each run needs a store of its own.

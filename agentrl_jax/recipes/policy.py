@@ -91,14 +91,13 @@ def scorer_of(config: RunConfig, model: llama.LlamaConfig) -> Scorer:
         lambda params, tokens, positions, ends: llama.hidden(
             model, lora.attached(params), tokens, positions, ends, remat, sequence
         ),
-        lambda params: sharding.gathered(
-            llama.unembedding(model, lora.attached(params)), ("vocab", "width"), model.compute_dtype
-        ),
+        lambda params: llama.unembedding(model, lora.attached(params)),
         temperature=config.rollout.temperature,
         chunk=config.logprob_chunk,
         soft_cap=model.final_soft_cap,
         vocab_axes=sharding.axes_of("vocab"),
         row_axes=sharding.axes_of("rows"),
+        width_axes=sharding.axes_of("width"),
     )
 
 

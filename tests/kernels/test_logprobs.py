@@ -138,7 +138,7 @@ def test_as_many_chunks_are_visited_as_the_fullest_share_of_the_rows_needs(draw,
         sample = draw(2, actions)
         head = make_head("test", (3, 7), chunk, 1.0, None, False, None, shares=shares)
         most = sample.mask.reshape(shares, -1).sum(1).max()
-        assert int(make_plan(head, *sample.columns).chunks) == -(-most // min(21 // shares, chunk // shares))
+        assert int(make_plan(head, *sample.columns).chunks) == -(-most // min(21 // shares, chunk))
 
 
 def test_only_the_reference_is_differentiated_twice(draw):

@@ -22,7 +22,7 @@ from agentrl_jax.learner.state import init_state
 from agentrl_jax.learner.update import Update, make_update
 from agentrl_jax.models import llama
 from agentrl_jax.recipes.plan import hlo
-from agentrl_jax.rl.algorithms import grpo
+from agentrl_jax.rl.algorithms import grpo, gspo
 from agentrl_jax.rl.objective import policy_loss
 
 # Five layers: more than are laid out one after another. No other dimension has the vocabulary's size.
@@ -42,8 +42,8 @@ def mesh_of(sizes: dict[str, int]) -> jax.sharding.Mesh:
 def scorer_of(model: llama.LlamaConfig, remat: str, *, sequence: bool = False) -> Scorer:
     return Scorer(
         lambda params, tokens, positions, ends: llama.hidden(model, params, tokens, positions, ends, remat, sequence),
-        lambda params: sharding.gathered(llama.unembedding(model, params), ("vocab", "width"), "float32"),
-        temperature=0.8, chunk=64, vocab_axes=sharding.axes_of("vocab"), row_axes=sharding.axes_of("rows"),
+        partial(llama.unembedding, model), temperature=0.8, chunk=16, soft_cap=5.0,
+        vocab_axes=sharding.axes_of("vocab"), row_axes=sharding.axes_of("rows"), width_axes=sharding.axes_of("width"),
     )  # fmt: skip
 
 
@@ -147,6 +147,22 @@ def test_scores_and_entropies_over_kept_sets_are_those_of_one_device(rows):
 
     for one, other in zip(scores(ONE), scores(SPLIT), strict=True):
         np.testing.assert_allclose(other, one, rtol=1e-5, atol=1e-6)
+
+
+def test_a_ratio_of_sequences_over_kept_sets_is_that_of_one_device():
+    small, loss = dataclasses.replace(MODEL, layers=1), partial(policy_loss, gspo(low=0.999, high=9.0))
+    scorer = scorer_of(small, "none", sequence=True)
+
+    def gradients(sizes: dict[str, int]) -> Any:
+        mesh = mesh_of(sizes)
+        batch = batch_of(kept=True)
+        batch = jax.device_put(batch._replace(weights=10 * batch.weights), sharding.rows(mesh))
+        run = jax.jit(jax.value_and_grad(lambda params: scorer.loss(loss, params, batch)[0]))
+        return jax.tree.map(np.asarray, run(params_of(small, mesh)))
+
+    (one, expected), (other, found) = (gradients(sizes) for sizes in (ONE, {"data": 2, "fsdp": 2, "tensor": 2}))
+    assert other == pytest.approx(one, abs=1e-6) and np.abs(expected["embedding"]).max() > 1e-3
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-7), found, expected)
 
 
 def test_pmap_gives_what_the_jitted_step_gives():

@@ -22,5 +22,4 @@ def config() -> RunConfig:
             reward=partial(lexicographic, broken=-0.5),
         ),
         remat="full",
-        logprob_chunk=2048,
     )  # fmt: skip

@@ -234,7 +234,7 @@ def _head(config: RunConfig, model: llama.LlamaConfig, mesh: Any) -> dict[str, i
 
 
 def head_chunks(config: RunConfig, mesh: Any) -> tuple[int, int]:
-    """How many tokens of a device the loss head projects at once, and how often it does where all are actions."""
+    """How many of its tokens a device projects at once in the loss head, and how often where all are actions."""
     stage = settings(config)
     split = dividing({axis: mesh.shape[axis] for axis in sharding.axes_of("rows")}, stage.micro_rows)
     shares = math.prod(mesh.shape[axis] for axis in split)

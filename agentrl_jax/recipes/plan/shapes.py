@@ -172,8 +172,8 @@ def warnings(wanted: Request) -> list[str]:
     columns, chunks = memory.head_chunks(wanted.config, memory.abstract_mesh(mesh))
     if chunks > 1 and columns < 1e3 * topology.chip.tflops / topology.chip.gbytes:  # operations for each byte read
         found.append(
-            f"logprob_chunk={wanted.config.logprob_chunk} is {columns} tokens a device: to read the head from memory "
-            f"takes longer than to multiply by it; set logprob_chunk={_HEAD_TOKENS * mesh['data'] * mesh['fsdp']}"
+            f"logprob_chunk={wanted.config.logprob_chunk}: to read the head from memory takes longer than to multiply "
+            f"so few tokens of a device by it; set logprob_chunk={_HEAD_TOKENS}"
         )
     if model.compute_dtype == "float32":
         found.append("policy.compute_dtype='float32': matrix units work in bfloat16, f32 takes several passes")

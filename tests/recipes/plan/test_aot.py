@@ -43,7 +43,7 @@ def small(config, topology, mesh, *, layers=2, **rollout):
     model = dataclasses.replace(wanted.model, width=512, heads=8, kv_heads=4, mlp_width=1536, vocab_size=8192)
     loop = dataclasses.replace(config.loop, width=1024, micro_rows=16)
     config = dataclasses.replace(
-        config, loop=loop, logprob_chunk=1024, rollout=dataclasses.replace(config.rollout, **rollout)
+        config, loop=loop, logprob_chunk=256, rollout=dataclasses.replace(config.rollout, **rollout)
     )
     return wanted._replace(config=config, model=dataclasses.replace(model, layers=layers))
 

@@ -143,10 +143,10 @@ def test_a_split_run_is_planned_as_one_that_is_not_and_says_so(qwen):
 
 
 def test_a_head_in_chunks_too_small_for_a_slice_is_named_with_a_size_that_is_not(qwen):
-    few, enough = (dataclasses.replace(qwen, logprob_chunk=chunk) for chunk in (2048, 16 * 1024))
+    few, enough = (dataclasses.replace(qwen, logprob_chunk=chunk) for chunk in (128, 1024))
     warned = [shapes.by_shapes(shapes.request(config, "v5e:4x4", "fsdp=16"))["warnings"] for config in (few, enough)]
     (said,) = warned[0]
-    assert said.startswith("logprob_chunk=2048 is 128 tokens a device") and said.endswith("set logprob_chunk=16384")
+    assert said.startswith("logprob_chunk=128: ") and said.endswith("set logprob_chunk=1024")
     assert not warned[1]
 
 
