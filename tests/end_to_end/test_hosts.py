@@ -9,7 +9,6 @@ import re
 import signal
 import socket
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -19,6 +18,7 @@ import orbax.checkpoint as ocp
 import pytest
 
 from agentrl_jax.runtime.store import Store, committed
+from tests.strictly import STRICT
 
 CONFIG = Path(__file__).with_name("hosts_config.py")
 ROOT = Path(__file__).parents[2]
@@ -43,7 +43,7 @@ def start(home: Path, *settings: str, processes: int, devices: int = DEVICES) ->
     found = []
     for index in range(processes):
         joined = ["--coordinator", address, "--processes", str(processes), "--process", str(index)]
-        command = [sys.executable, "-W", "error", "-m", "agentrl_jax.cli.main", "train", str(CONFIG), *settings]
+        command = [*STRICT, "-m", "agentrl_jax.cli.main", "train", str(CONFIG), *settings]
         found.append(
             subprocess.Popen(
                 [*command, *(joined if processes > 1 else [])], cwd=home, text=True,
