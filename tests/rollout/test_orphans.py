@@ -90,9 +90,10 @@ def test_p48_what_a_killed_trainer_leaves_is_reaped_at_the_next_start(how, tmp_p
 
 
 def test_other_runs_are_left_alone(tmp_path):
-    with Pool(REF, 1, DEADLINES, label="test-other") as pool:
+    label = f"test-other-{os.getpid()}"  # a run of the tests beside this one has another
+    with Pool(REF, 1, DEADLINES, label=label) as pool:
         play(pool, str(tmp_path), until="nothing")
-        assert orphans.reap(orphans.RUN, "test-othe") == 0 and orphans.reap(orphans.RUN, "") == 0
+        assert orphans.reap(orphans.RUN, label[:-1]) == 0 and orphans.reap(orphans.RUN, "") == 0
         assert daemons(tmp_path)
     assert gone(tmp_path)
 
