@@ -7,7 +7,6 @@ import os
 import random
 import re
 import signal
-import socket
 import subprocess
 import time
 from pathlib import Path
@@ -18,6 +17,7 @@ import orbax.checkpoint as ocp
 import pytest
 
 from agentrl_jax.runtime.store import Store, committed
+from tests.ports import free_port
 from tests.strictly import STRICT
 
 CONFIG = Path(__file__).with_name("hosts_config.py")
@@ -34,9 +34,7 @@ FAST = "--xla_backend_optimization_level=0"
 def start(home: Path, *settings: str, processes: int, devices: int = DEVICES) -> list[subprocess.Popen[str]]:
     """`agentrl train` on so many processes that share `devices`."""
     home.mkdir(exist_ok=True)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{free.getsockname()[1]}"
+    address = f"127.0.0.1:{free_port()}"
     given = re.sub(r"--xla_force_host_platform_device_count=\d+", "", os.environ["XLA_FLAGS"])
     flags = f"{given} {FAST} --xla_force_host_platform_device_count={devices // processes}"
     paths = os.pathsep.join([str(ROOT), str(ROOT / "envs"), str(CONFIG.parent)])
