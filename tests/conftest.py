@@ -11,6 +11,7 @@ import sys
 import tempfile
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 DEVICES = 8
 # On two cores, 8 devices share few threads: a collective may wait long for its last participant. The defaults (a
@@ -35,6 +36,10 @@ def _configure_jax() -> None:
 
 
 _configure_jax()
+
+# Hypothesis fails an example that takes longer than 200 ms, and a strategy that draws slowly: on a busy machine, any.
+settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any machine")
 
 
 SHARED = {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0", "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1"}

@@ -261,7 +261,7 @@ class Pool:
                 stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
             )  # fmt: skip
         send_plain(ours, (self.ref, self._max_chars))
-        ours.settimeout(2.0)  # for the answers to reaping
+        ours.settimeout(10.0)  # for the answers to reaping, which a busy machine keeps waiting: an exit is told by them
         self._control = ours
         return ours
 

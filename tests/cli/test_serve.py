@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from functools import partial
 from pathlib import Path
 
@@ -30,6 +29,7 @@ from agentrl_jax.runtime import pretrained
 from agentrl_jax.runtime.checkpoint import Checkpoints
 from agentrl_jax.runtime.publish import publish
 from agentrl_jax.runtime.serve import server
+from tests.strictly import STRICT
 
 openai = pytest.importorskip("openai", reason="the official client is the test client: pip install openai")
 pytest.importorskip("uvicorn", reason="needs the server's libraries: pip install -e '.[serve]'")
@@ -157,7 +157,7 @@ def test_a_directory_is_reloaded_whatever_the_served_policy_was_trained_in(check
 
 def test_a_real_process_answers_and_ends_cleanly_on_sigterm(checkpoint):
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "envs")])}
-    command = [sys.executable, "-W", "error", "-m", "agentrl_jax.cli.main", "serve", str(checkpoint), "--port", "0",
+    command = [*STRICT, "-m", "agentrl_jax.cli.main", "serve", str(checkpoint), "--port", "0",
                "--name", "mine", "--slots", "2", "--drain-seconds", "2"]  # fmt: skip
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
@@ -170,10 +170,8 @@ def test_a_real_process_answers_and_ends_cleanly_on_sigterm(checkpoint):
             with openai.OpenAI(base_url=lines[1][1], api_key="none", max_retries=0) as client:
                 answer = client.completions.create(model="mine", prompt="one two", max_tokens=4)
                 assert answer.usage.completion_tokens >= 1
-                started = time.monotonic()
                 process.send_signal(signal.SIGTERM)
-                assert process.wait(60) == 0
-            assert time.monotonic() - started < 30
+                assert process.wait(60) == 0, "the connection that this client keeps open holds nothing up"
             assert process.stderr.read() == "" and process.stdout.read() == ""
         finally:
             watchdog.cancel()

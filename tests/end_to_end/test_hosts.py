@@ -7,9 +7,7 @@ import os
 import random
 import re
 import signal
-import socket
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -19,6 +17,8 @@ import orbax.checkpoint as ocp
 import pytest
 
 from agentrl_jax.runtime.store import Store, committed
+from tests.ports import free_port
+from tests.strictly import STRICT
 
 CONFIG = Path(__file__).with_name("hosts_config.py")
 ROOT = Path(__file__).parents[2]
@@ -34,16 +34,14 @@ FAST = "--xla_backend_optimization_level=0"
 def start(home: Path, *settings: str, processes: int, devices: int = DEVICES) -> list[subprocess.Popen[str]]:
     """`agentrl train` on so many processes that share `devices`."""
     home.mkdir(exist_ok=True)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{free.getsockname()[1]}"
+    address = f"127.0.0.1:{free_port()}"
     given = re.sub(r"--xla_force_host_platform_device_count=\d+", "", os.environ["XLA_FLAGS"])
     flags = f"{given} {FAST} --xla_force_host_platform_device_count={devices // processes}"
     paths = os.pathsep.join([str(ROOT), str(ROOT / "envs"), str(CONFIG.parent)])
     found = []
     for index in range(processes):
         joined = ["--coordinator", address, "--processes", str(processes), "--process", str(index)]
-        command = [sys.executable, "-W", "error", "-m", "agentrl_jax.cli.main", "train", str(CONFIG), *settings]
+        command = [*STRICT, "-m", "agentrl_jax.cli.main", "train", str(CONFIG), *settings]
         found.append(
             subprocess.Popen(
                 [*command, *(joined if processes > 1 else [])], cwd=home, text=True,

@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 import warnings
 from pathlib import Path
@@ -15,6 +14,7 @@ import numpy as np
 import pytest
 
 from agentrl_jax.runtime.store import Store
+from tests.strictly import STRICT
 
 CONFIG = Path(__file__).with_name("small_config.py")
 ROOT = Path(__file__).parents[2]
@@ -36,7 +36,7 @@ sys.exit(main())
 def agentrl(*arguments: str, cwd: Path, **more: str) -> subprocess.Popen[str]:
     paths = [str(ROOT), str(ROOT / "envs"), str(CONFIG.parent)]
     environment = dict(os.environ, PYTHONPATH=os.pathsep.join(paths), XLA_FLAGS="") | more
-    command = [sys.executable, "-W", "error", "-c", LISTENING, *arguments]
+    command = [*STRICT, "-c", LISTENING, *arguments]
     return subprocess.Popen(
         command, cwd=cwd, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import FrameType
 from typing import NamedTuple
 
 import pytest
@@ -42,3 +43,26 @@ def _play(suite: Suite, task: Task, turns: Sequence[ToolCall | str]) -> Played:
 def play() -> Callable[[Suite, Task, Sequence[ToolCall | str]], Played]:
     """play(suite, task, turns) -> Played"""
     return _play
+
+
+def _calls(work: Callable[[], object]) -> int:
+    """What it costs, told the same by any machine: function calls, those into C too."""
+    count = 0
+
+    def trace(frame: FrameType, event: str, _: object) -> None:
+        nonlocal count
+        count += event in ("call", "c_call")
+
+    before = sys.getprofile()
+    sys.setprofile(trace)
+    try:
+        work()
+    finally:
+        sys.setprofile(before)
+    return count
+
+
+@pytest.fixture(scope="session")
+def calls() -> Callable[[Callable[[], object]], int]:
+    """calls(work) -> how many function calls it takes."""
+    return _calls

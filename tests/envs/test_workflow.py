@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import time
 
 import pytest
 from agentrl_envs.workflow import KINDS, LOOKUP, suite
@@ -205,21 +204,14 @@ def test_the_system_message_holds_only_the_policies_that_hold():
     assert {t.data["reason"] for t in made.tasks("train", 200, 0)} == {"", "status"}
 
 
-def test_resets_and_steps_are_fast():
-    """Reset under 1.5 ms, step under 0.2 ms: the median, since the machine may be busy."""
+def test_resets_and_steps_are_cheap(calls):
+    """On an idle machine: a reset in 1.5 ms, a step in 0.2 ms; `agentrl bench env` has the time."""
     made = suite()
     environment = made.make()
-    resets, steps = [], []
-    for task in made.tasks("train", 200, 0):
-        start = time.perf_counter()
-        environment.reset(task, 0)
-        resets.append(time.perf_counter() - start)
+    for task in made.tasks("train", 50, 0):
+        assert calls(lambda task=task: environment.reset(task, 0)) < 1200
         for call in made.solve(task):
-            start = time.perf_counter()
-            environment.step(act(call))
-            steps.append(time.perf_counter() - start)
-    assert sorted(resets)[len(resets) // 2] < 1.5e-3
-    assert sorted(steps)[len(steps) // 2] < 0.2e-3
+            assert calls(lambda call=call: environment.step(act(call))) < 80
 
 
 def test_only_the_protocol_of_the_trainer_is_imported():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import re
-import time
 
 import pytest
 from agentrl_envs.workflow import KINDS, LOOKUP, suite, wording
@@ -136,8 +135,7 @@ def test_sloppiness_sets_how_often_a_demonstration_departs_from_the_reference(sl
     assert same == 1.0 if sloppiness == 0.0 else same < 0.1
 
 
-def test_tasks_are_cheap():
+def test_tasks_are_cheap(calls):
+    """On an idle machine, under 0.5 ms each."""
     made = suite()
-    start = time.process_time()
-    made.tasks("train", 400, 0)
-    assert (time.process_time() - start) / 400 < 0.5e-3
+    assert calls(lambda: made.tasks("train", 400, 0)) < 400 * 1200

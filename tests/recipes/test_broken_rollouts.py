@@ -37,7 +37,8 @@ from agentrl_jax.runtime.sinks import RunSinks
 
 ADD, FINISH = ToolCall(name="add", arguments={"n": 5}), ToolCall(name="finish")
 RAISE = ToolCall(name="break", arguments={"how": "raise"})
-DEADLINES = Deadlines(start=60.0, reset=5.0, step=5.0, verify=5.0)
+DEADLINES = Deadlines(start=60.0, reset=30.0, step=30.0, verify=30.0)
+STALL_S = 1.0  # a worker's start must not count: `pool` has one that runs
 
 
 @pytest.fixture(scope="module")
@@ -48,6 +49,7 @@ def renderer() -> ChatRenderer:
 @pytest.fixture
 def pool():
     with Pool(EnvironmentRef(target="fake_suites:counter"), 4, DEADLINES) as pool:
+        assert pool.spec.name == "counter"
         yield pool
 
 
@@ -122,8 +124,8 @@ def test_p47_a_stall_names_who_waits_for_what(pool, renderer):
             return [] if self._pending and self._pending[0].key[-1] else super().advance()
 
     sampler = Silent(renderer, scripted.by_turn({0: [ADD, FINISH]}), slots=2)
-    running = collect(plan(1), sampler, pool, renderer, max_turn_tokens=16, temperature=1.0, stall_s=0.3)
-    with pytest.raises(UserError, match=r"nothing has moved for 0\.3 s .*task 't' member 0 in sample.*--resume"):
+    running = collect(plan(1), sampler, pool, renderer, max_turn_tokens=16, temperature=1.0, stall_s=STALL_S)
+    with pytest.raises(UserError, match=r"nothing has moved for 1 s .*task 't' member 0 in sample.*--resume"):
         list(running)
     assert [pool.acquire() for _ in range(4)].count(None) == 0, "the workers are free again"
 
@@ -132,7 +134,7 @@ def test_p47_a_worker_that_is_waited_for_is_named_with_its_phase(pool, renderer)
     """Its own deadline ends a hang first; the watchdog is for where that is longer."""
     scripts = {0: [ADD, ToolCall(name="break", arguments={"how": "hang"})]}
     sampler = scripted.ScriptedSampler(renderer, scripted.by_turn(scripts), slots=2)
-    running = collect(plan(1), sampler, pool, renderer, max_turn_tokens=16, temperature=1.0, stall_s=0.3)
+    running = collect(plan(1), sampler, pool, renderer, max_turn_tokens=16, temperature=1.0, stall_s=STALL_S)
     with pytest.raises(UserError, match="task 't' member 0 in step"):
         list(running)
 

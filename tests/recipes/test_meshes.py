@@ -18,10 +18,11 @@ from agentrl_jax.learner.placement import placed, placed_like
 from agentrl_jax.learner.state import init_state
 from agentrl_jax.models import llama
 from agentrl_jax.models.lora import Lora, LoraParams
-from agentrl_jax.recipes import meshes, plan
+from agentrl_jax.recipes import meshes
 from agentrl_jax.recipes.checks import check
 from agentrl_jax.recipes.config import MeshShape, PretrainedPolicy
 from agentrl_jax.recipes.directory import prepare
+from agentrl_jax.recipes.plan.shapes import request
 from agentrl_jax.runtime import fleet
 from agentrl_jax.runtime.publish import publish
 from tests.recipes.test_checks import good, with_
@@ -145,8 +146,8 @@ def test_columns_that_cannot_be_split_are_refused(mesh, width, said):
 
 
 def test_a_plan_is_for_the_mesh_of_the_config_unless_another_is_asked_for():
-    assert plan.request(on(fsdp=4), "v5e:4x4", None).mesh == {"data": 4, "fsdp": 4, "tensor": 1}
-    assert plan.request(on(fsdp=4), "v5e:4x4", "fsdp=16").mesh == {"data": 1, "fsdp": 16, "tensor": 1}
+    assert request(on(fsdp=4), "v5e:4x4", None).mesh == {"data": 4, "fsdp": 4, "tensor": 1}
+    assert request(on(fsdp=4), "v5e:4x4", "fsdp=16").mesh == {"data": 1, "fsdp": 16, "tensor": 1}
 
 
 def test_another_mesh_is_no_other_config(tmp_path):

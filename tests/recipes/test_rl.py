@@ -168,7 +168,7 @@ def test_p21_hanging_is_no_way_out(renderer: ChatRenderer) -> None:
     turns = ([ADD, FINISH], [FINISH, FINISH], [HANG, FINISH])
     rng, chances = np.random.default_rng(3), []
     suite_task = fake_suites.tasks("train", 3, 0)[2]
-    with Pool(ref, 8, Deadlines(start=30.0, reset=5.0, step=0.3, verify=5.0)) as pool:
+    with Pool(ref, 8, Deadlines(start=60.0, reset=30.0, step=0.5, verify=30.0)) as pool:
         for step in range(4):
             chances.append(float(jax.nn.softmax(logits)[2]))
             chance = np.exp(np.asarray(logits, np.float64))

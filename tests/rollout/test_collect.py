@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-import time
+from dataclasses import replace
 from pathlib import Path
 
 import fake_suites
@@ -23,7 +23,8 @@ from agentrl_jax.rollout.records import Trajectory
 from agentrl_jax.rollout.replay import replay
 from agentrl_jax.rollout.sampling import Sample
 
-DEADLINES = Deadlines(start=20.0, reset=2.0, step=0.5, verify=0.5)
+DEADLINES = Deadlines(start=60.0, reset=30.0, step=30.0, verify=30.0)  # no test waits for these
+HASTY = replace(DEADLINES, step=1.0, verify=1.0)  # where a hang is to meet them
 ADD2, ADD3 = ToolCall(name="add", arguments={"n": 2}), ToolCall(name="add", arguments={"n": 3})
 FINISH = ToolCall(name="finish")
 GOOD = [ADD2, ADD3, FINISH]
@@ -55,6 +56,12 @@ def pool(ref):
         yield pool
 
 
+@pytest.fixture
+def hasty(ref):
+    with Pool(ref, 8, HASTY) as pool:
+        yield pool
+
+
 def test_p45_one_exception_leaves_the_fifteen_siblings_alone(pool, renderer):
     scripts = {m: _break("raise") if m == 7 else GOOD for m in range(16)}
     done = _run(pool, renderer, scripts, [_plan(0, m) for m in range(16)], slots=16)
@@ -67,21 +74,20 @@ def test_p45_one_exception_leaves_the_fifteen_siblings_alone(pool, renderer):
     assert lost.receipt.steps[-1].exception == "ValueError"
 
 
-def test_p47_p21_hang_is_bounded_and_stays_a_policy_failure(pool, renderer):
-    started = time.monotonic()
-    done = _run(pool, renderer, {0: _break("hang"), 1: GOOD}, [_plan(0, 0), _plan(0, 1)])
-    assert time.monotonic() - started < 10.0
+def test_p47_p21_hang_is_bounded_and_stays_a_policy_failure(hasty, renderer):
+    """The hang itself goes on for longer than a test may."""
+    done = _run(hasty, renderer, {0: _break("hang"), 1: GOOD}, [_plan(0, 0), _plan(0, 1)])
     hung = done[0]
     assert hung.stop is StopReason.TIMEOUT and hung.attribution.cause is Cause.POLICY
     assert hung.valid and hung.verdict.outcome is False, "a hang the policy can cause is never forgiven"
-    assert "0.5 s" in hung.attribution.evidence and hung.receipt.limits["deadlines"]["step"] == 0.5
+    assert "within 1 s" in hung.attribution.evidence and hung.receipt.limits["deadlines"]["step"] == 1.0
     assert done[1].success
 
 
 @pytest.mark.parametrize("limit", [0.25, 20.0])
 def test_p20_a_tool_slower_than_its_limit_ends_the_episode_and_the_limit_is_told(ref, renderer, limit):
     """What is too long is the setting's to say: the same work goes through under a longer limit."""
-    with Pool(ref, 2, Deadlines(start=20.0, reset=20.0, step=limit, verify=20.0)) as pool:
+    with Pool(ref, 2, replace(DEADLINES, step=limit)) as pool:
         (done,) = _run(pool, renderer, {0: _break("count")}, [_plan(0, 0)]).values()
     assert done.receipt.limits["deadlines"]["step"] == limit and done.receipt.breach() is None
     if limit > 1.0:
@@ -96,15 +102,15 @@ def test_p20_a_tool_slower_than_its_limit_ends_the_episode_and_the_limit_is_told
 
 
 @pytest.mark.parametrize("how", ["once_crash", "once_hang"])
-def test_a_flaky_environment_is_healed_by_replay(pool, renderer, how):
-    (done,) = _run(pool, renderer, {0: _break(how)}, [_plan(0, 0)]).values()
+def test_a_flaky_environment_is_healed_by_replay(hasty, renderer, how):
+    (done,) = _run(hasty, renderer, {0: _break(how)}, [_plan(0, 0)]).values()
     assert done.success and done.receipt.healed == 1 and done.attribution is None
     assert done.receipt.breach() is None
 
 
 def test_without_replay_a_hang_is_the_policys_and_a_crash_unknown(tmp_path, renderer):
     ref = EnvironmentRef(target="fake_suites:counter", options={"fork": "none", "scratch": str(tmp_path)})
-    with Pool(ref, 4, DEADLINES) as pool:
+    with Pool(ref, 4, HASTY) as pool:
         done = _run(pool, renderer, {0: _break("once_hang"), 1: _break("once_crash")}, [_plan(0, 0), _plan(0, 1)])
     assert done[0].attribution.cause is Cause.POLICY and done[1].attribution.cause is Cause.UNKNOWN
     assert all(t.valid and t.verdict.outcome is False for t in done.values())
@@ -173,8 +179,8 @@ def test_p22_the_verifier_sees_the_whole_rollout_and_both_states(pool, renderer)
 
 
 @pytest.mark.parametrize("fault", ["verify_raise", "verify_hang", "verify_crash", "verify_nan", "verify_garbage"])
-def test_a_broken_verifier_leaves_the_episode_unscored(pool, renderer, fault):
-    done = _run(pool, renderer, {0: GOOD, 1: GOOD}, [_plan(0, 0, fault), _plan(1, 1)])
+def test_a_broken_verifier_leaves_the_episode_unscored(hasty, renderer, fault):
+    done = _run(hasty, renderer, {0: GOOD, 1: GOOD}, [_plan(0, 0, fault), _plan(1, 1)])
     lost = done[0]
     assert lost.attribution.cause is Cause.EVALUATOR and lost.verdict is None and not lost.valid
     assert lost.stop is StopReason.COMPLETED
@@ -245,8 +251,6 @@ def test_members_of_a_group_share_their_prompt(pool, renderer):
 def test_the_receipt_replays_and_divergence_is_named(pool, ref, renderer):
     (done,) = _run(pool, renderer, {0: GOOD}, [_plan(0, 0)]).values()
     assert replay(done.receipt) is None
-    from dataclasses import replace
-
     other = replace(done.receipt, task=replace(done.receipt.task, data={"goal": 4, "fault": ""}))
     found = replay(other)
     assert found is not None and found.where == "reset" and found.cause == "unexplained"
@@ -257,8 +261,8 @@ def test_the_receipt_replays_and_divergence_is_named(pool, ref, renderer):
     assert found is not None and found.step == 1 and found.cause == "altered receipt"
 
 
-def test_a_hang_replays_as_a_hang(pool, renderer):
-    (done,) = _run(pool, renderer, {0: _break("hang")}, [_plan(0, 0)]).values()
+def test_a_hang_replays_as_a_hang(hasty, renderer):
+    (done,) = _run(hasty, renderer, {0: _break("hang")}, [_plan(0, 0)]).values()
     assert replay(done.receipt) is None
 
 

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,8 @@ from agentrl_jax.rollout.pool import Deadlines, Pool
 from agentrl_jax.rollout.wire import Finish, Perform, Reset
 
 REF = EnvironmentRef(target="daemons:suite")
-DEADLINES = Deadlines(start=60.0, reset=10.0, step=1.0, verify=5.0)
+DEADLINES = Deadlines(start=60.0, reset=30.0, step=30.0, verify=30.0)  # no test waits for these
+HASTY = replace(DEADLINES, step=1.0)  # where a hang is to meet them
 TRAINER = """
 import sys, time
 from agentrl_jax.protocol import Task
@@ -60,7 +62,7 @@ def _lives(pid: int) -> bool:
 
 
 def gone(place: Path) -> bool:
-    limit = time.monotonic() + 10
+    limit = time.monotonic() + 30
     while (left := daemons(place)) and time.monotonic() < limit:
         time.sleep(0.02)
     return not left
@@ -68,7 +70,7 @@ def gone(place: Path) -> bool:
 
 @pytest.mark.parametrize("phase", ["reset", "step", "hang", "snapshot", "verify", "close", "nothing"])
 def test_p48_a_daemon_of_any_phase_is_gone_with_its_worker(phase, tmp_path):
-    with Pool(REF, 2, DEADLINES, label=f"test-{os.getpid()}") as pool:
+    with Pool(REF, 2, HASTY if phase == "hang" else DEADLINES, label=f"test-{os.getpid()}") as pool:
         play(pool, str(tmp_path), until=phase)
         if phase != "nothing":
             assert gone(tmp_path), "a worker that failed leaves what it had started"
@@ -82,15 +84,16 @@ def test_p48_what_a_killed_trainer_leaves_is_reaped_at_the_next_start(how, tmp_p
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as trainer:
         assert trainer.stdout is not None and trainer.stdout.readline() == "ready\n"
         trainer.send_signal(how)
-        trainer.wait(timeout=20)
+        trainer.wait(timeout=60)
     with Pool(REF, 1, DEADLINES, label=label):
         assert gone(tmp_path)
 
 
 def test_other_runs_are_left_alone(tmp_path):
-    with Pool(REF, 1, DEADLINES, label="test-other") as pool:
+    label = f"test-other-{os.getpid()}"  # a run of the tests beside this one has another
+    with Pool(REF, 1, DEADLINES, label=label) as pool:
         play(pool, str(tmp_path), until="nothing")
-        assert orphans.reap(orphans.RUN, "test-othe") == 0 and orphans.reap(orphans.RUN, "") == 0
+        assert orphans.reap(orphans.RUN, label[:-1]) == 0 and orphans.reap(orphans.RUN, "") == 0
         assert daemons(tmp_path)
     assert gone(tmp_path)
 

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -15,6 +13,7 @@ import pytest
 from agentrl_jax.errors import UserError
 from agentrl_jax.runtime.hosts import Hosts
 from agentrl_jax.runtime.interrupts import Interrupts
+from tests.ports import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 BEGIN = """
@@ -47,9 +46,7 @@ sys.exit(module.end(code))
 
 
 def start(body: str, *, count: int = 2, timeout_s: float = 30, lost_s: float = 30) -> list[subprocess.Popen]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{free.getsockname()[1]}"
+    address = f"127.0.0.1:{free_port()}"
     indented = "\n".join(f"    {line}" for line in body.strip().splitlines())
     script = BEGIN.format(body=indented, timeout_s=timeout_s, lost_s=lost_s)
     environment = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=1", "PYTHONPATH": str(ROOT)}
@@ -161,9 +158,7 @@ if me == 1:
         time.sleep(1000)
 hosts.exchange(0)
 """
-    began = time.monotonic()
     (code, _, err), (other_code, _, other_err) = ended(start(body, timeout_s=3))
-    assert time.monotonic() - began < 60
     assert (code, other_code) == (2, 2)
     assert (
         err.startswith("agentrl: error: process 1 of 2 has been in phase 'rollout' for ") and len(err.splitlines()) == 1
@@ -180,17 +175,19 @@ everywhere = NamedSharding(Mesh(np.asarray(jax.devices()), ("all",)), PartitionS
 hosts.exchange(0)
 if me == 1:
     with clock.phase("update"):
-        time.sleep(1.5)
+        hosts._beat()  # a sign of life in this phase
+        time.sleep(4)  # by now the other waits in the device program
         os.kill(os.getpid(), {int(signalled)})
 with clock.phase("update"):
     split = NamedSharding(everywhere.mesh, PartitionSpec("all"))
     spread = jax.make_array_from_callback((2,), split, lambda i: np.ones(2, np.float32)[i])
     jax.block_until_ready(jax.jit(lambda x: x.sum(), out_shardings=everywhere)(spread))
 """
-    processes = start(body, lost_s=3)
+    processes = start(body, lost_s=5)
     try:
-        _, err = processes[0].communicate(timeout=60)
+        _, err = processes[0].communicate(timeout=150)
     finally:
+        processes[0].kill()
         processes[1].kill()
         processes[1].communicate()
     assert processes[0].returncode == 2, err
@@ -202,6 +199,7 @@ def test_the_death_of_process_0_is_named_by_the_others():
 hosts.exchange(0)
 if me == 0:
     with clock.phase("checkpoint"):
+        hosts._beat()
         time.sleep(2.5)
         os.kill(os.getpid(), signal.SIGKILL)
 hosts.exchange(1)
@@ -212,9 +210,7 @@ hosts.exchange(1)
 
 
 def test_a_process_that_nobody_meets_says_so():
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{free.getsockname()[1]}"
+    address = f"127.0.0.1:{free_port()}"
     script = f"from agentrl_jax.runtime.hosts import join; join({address!r}, 2, 0, wait_s=2)"
     done = subprocess.run(
         [sys.executable, "-c", script], env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True

@@ -3,7 +3,6 @@
 import importlib.util
 import os
 import re
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +11,7 @@ import numpy as np
 import pytest
 
 from agentrl_jax.batch import TokenBatch
+from tests.ports import free_port
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 SMOKE = ROOT / "tpu" / "smoke.py"
@@ -40,12 +40,6 @@ def start(*arguments: str, devices: int) -> subprocess.Popen:
         stderr=subprocess.PIPE,
         text=True,
     )
-
-
-def port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return free.getsockname()[1]
 
 
 def losses(output: str) -> list[tuple[float, float]]:
@@ -116,7 +110,7 @@ with smoke.phase("collectives", 0.1):
 
 @pytest.mark.slow
 def test_two_processes_over_gloo_are_one_slice():
-    where = ("--coordinator", f"127.0.0.1:{port()}", "--processes", "2", "--devices", "4", *SMALL)
+    where = ("--coordinator", f"127.0.0.1:{free_port()}", "--processes", "2", "--devices", "4", *SMALL)
     processes = [start(*where, "--process", str(index), devices=2) for index in range(2)]
     outputs = [process.communicate(timeout=280) for process in processes]
     for index, (process, (output, errors)) in enumerate(zip(processes, outputs, strict=True)):
@@ -129,7 +123,7 @@ def test_two_processes_over_gloo_are_one_slice():
 
 @pytest.mark.slow
 def test_a_host_that_never_comes_is_named():
-    where = ("--coordinator", f"127.0.0.1:{port()}", "--processes", "2", "--process", "0", "--timeout", "10")
+    where = ("--coordinator", f"127.0.0.1:{free_port()}", "--processes", "2", "--process", "0", "--timeout", "10")
     process = start(*where, devices=1)
     output, errors = process.communicate(timeout=200)
     assert process.returncode == 3

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
@@ -96,5 +97,6 @@ def _of_a_box(pid: int) -> bool:
 def _remove_places() -> None:
     for place in Path(tempfile.gettempdir()).glob("agentrl-*-*"):
         pid = place.name.split("-")[1]
-        if pid.isdigit() and started(int(pid)) is None and place.stat().st_uid == os.getuid():
-            shutil.rmtree(place, ignore_errors=True)
+        with contextlib.suppress(FileNotFoundError):  # another process was here first
+            if pid.isdigit() and started(int(pid)) is None and place.stat().st_uid == os.getuid():
+                shutil.rmtree(place, ignore_errors=True)

@@ -22,9 +22,12 @@ TIDY = (
     "/usr/bin/find ${TMPDIR:-/tmp} /dev/shm -mindepth 1 -delete; "
     "/usr/bin/find /workspace -exec /usr/bin/touch -hcd @1700000000 {} +"
 )
-# Blocks for ever on a pipe that nobody writes to; known by its name in the place of the program's.
-SERVICE = """cd ${TMPDIR:-/tmp} && /usr/bin/mkfifo .pipe && exec 9<>.pipe && /usr/bin/rm .pipe &&
-{ (exec -a "$1" /bin/bash -c 'read -r line <&9') >/dev/null 2>&1 & }"""
+# Blocks for ever on a pipe that nobody writes to; known by its name in the place of the program's. It says so when it
+# has that name: a command that came before would not find it, and what has another name is no service.
+SERVICE = """cd ${TMPDIR:-/tmp} && /usr/bin/mkfifo .pipe .up && exec 9<>.pipe 8<>.up && /usr/bin/rm .pipe .up &&
+{ (exec -a "$1" /bin/bash -c 'echo >&8; exec 8>&-; read -r line <&9') >/dev/null 2>&1 & read -r _ <&8; }"""
+# Until they are gone: the next command would still see them. What is over has no command line.
+END = """kill -9 "$@"; for each; do while read -r -d '' _ <"/proc/$each/cmdline"; do :; done; done 2>/dev/null"""
 
 
 class Ran(NamedTuple):
@@ -94,7 +97,7 @@ class Machine:
         services = {each.argv[0]: each.pid for each in running if each.argv and each.argv[0] in self._services}
         others = [str(each.pid) for each in running if each.pid not in services.values()]
         if others:
-            box.run([SHELL, "-c", f"kill -9 {' '.join(others)}"])
+            box.run([SHELL, "-c", END, SHELL, *others])
         return tuple(name for name in self._services if name in services)
 
 

@@ -13,6 +13,7 @@ import os
 import queue
 import shutil
 import signal
+import tempfile
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -107,10 +108,15 @@ class Browser:
         from playwright.sync_api import sync_playwright  # pyright: ignore[reportMissingImports] (an extra)
 
         try:
-            with sync_playwright() as playwright:
+            # Chromium leaves its socket's folder behind where it is told to end: this one goes with it.
+            with (
+                tempfile.TemporaryDirectory(prefix="web-", ignore_cleanup_errors=True) as own,
+                sync_playwright() as playwright,
+            ):
                 chromium = playwright.chromium.launch(
                     executable_path=executable(),
                     args=[*FLAGS, self.label],
+                    env={**os.environ, "TMPDIR": own},
                     timeout=BOOT_S * 1e3,
                     handle_sigint=False,
                     handle_sigterm=False,

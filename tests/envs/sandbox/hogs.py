@@ -2,8 +2,6 @@
 
 # ruff: noqa: E501 (programs that are given to a box, one a line)
 
-import time
-
 from agentrl_envs.sandbox import WorkspaceError
 from ways import Make, escape, python, until
 
@@ -180,13 +178,11 @@ def trees_that_are_hard_to_take(make: Make) -> None:
 @escape
 def never_ending(make: Make) -> None:
     with make() as box:
-        began = time.monotonic()
         stubborn = "import signal, time\nfor s in range(1, 32):\n try: signal.signal(s, signal.SIG_IGN)\n except OSError: pass\ntime.sleep(600)"
         result = box.run(["python3", "-c", stubborn], timeout_s=0.4)
         assert result.timed_out and result.limit == "time" and result.exit_code == -9
         result = box.run("while :; do :; done", timeout_s=0.3)
         assert result.timed_out
-        assert time.monotonic() - began < 8
         assert box.run("sleep 0.05; echo in time", timeout_s=900_000).stdout == b"in time\n"
         for nonsense in (0, -1, float("inf"), float("nan"), 1e9):
             try:

@@ -6,7 +6,8 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -52,14 +53,16 @@ def plain_python() -> str:
 
 
 @pytest.fixture
-def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def sources() -> Iterator[Path]:
     """A copy of the package and of the escapes that everyone can read."""
-    place = Path(f"/tmp/agentrl-plain-{os.getpid()}")
+    place = Path(tempfile.mkdtemp(prefix="agentrl-plain-"))
+    place.chmod(0o755)
     shutil.copytree(Path(agentrl_envs.sandbox.__file__).parent, place / "agentrl_envs" / "sandbox", dirs_exist_ok=True)
     (place / "agentrl_envs" / "__init__.py").touch()
     for module in (escapes, hogs, ways):
         shutil.copy(module.__file__, place)
-    return place
+    yield place
+    shutil.rmtree(place)
 
 
 @pytest.mark.skipif(
@@ -68,5 +71,4 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("backend", ["namespaces", "landlock"], indirect=True)
 def test_no_way_out_as_a_plain_user(backend: str, sources: Path) -> None:
     done = as_plain_user(plain_python(), str(sources / "escapes.py"), backend, *AS_PLAIN_USER, PYTHONPATH=str(sources))
-    shutil.rmtree(sources)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -55,7 +55,7 @@ def running(mark: str) -> list[int]:
     return found
 
 
-def until(true: Callable[[], bool], seconds: float = 10) -> bool:
+def until(true: Callable[[], object], seconds: float = 60) -> bool:
     """Whether it becomes true: a process takes its time to start and to end."""
     end = time.monotonic() + seconds
     while not true():

@@ -281,7 +281,7 @@ def test_a_client_that_goes_away_cancels_its_request(say, renderer, stream):
         assert not sampler.turns
 
 
-def wait_for(condition, seconds=20.0):
+def wait_for(condition, seconds=60.0):
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "it did not come to pass"
@@ -303,9 +303,8 @@ def test_shutdown_cancels_what_does_not_end(say):
         thread = threading.Thread(target=ask, args=(url,))
         thread.start()
         wait_for(lambda: service.pump._sampler.turns)
-        started = time.monotonic()
-    thread.join(20)
-    assert time.monotonic() - started < 15 and failed and not service.pump._thread.is_alive()
+    thread.join(60)  # the turn itself would go on for ever
+    assert failed and not thread.is_alive() and not service.pump._thread.is_alive()
 
 
 # -- weights -------------------------------------------------------------------------------------------------

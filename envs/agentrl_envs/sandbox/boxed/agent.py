@@ -11,6 +11,7 @@ import select
 import stat
 
 from . import files, frames, linux, tar
+from .commands import words_of
 
 HOME = b"/workspace"
 
@@ -132,12 +133,8 @@ class Agent:
     def _on_processes(self):
         out = ["ok"]
         for pid in self.runner.pids():
-            try:
-                with open(f"/proc/{pid}/cmdline", "rb") as handle:
-                    argv = handle.read(1 << 16).split(b"\0")[:-1]
-            except OSError:
-                continue
-            if argv:  # else it has ended, or is being started
+            argv = words_of(pid)
+            if argv is not None:
                 out += [pid, len(argv), *argv]
         return out
 

@@ -12,6 +12,7 @@ _TICK = 0.025  # how often what the box uses is looked at
 _PIPE = 1 << 16
 _HANDLED = (linux.SIGINT, linux.SIGTERM, linux.SIGHUP, linux.SIGPIPE, linux.SIGCHLD)
 _PAGE = os.sysconf("SC_PAGESIZE")
+_EXITING = 0x4  # PF_EXITING of the kernel
 BASE_ENV = {
     b"PATH": b"/usr/local/bin:/usr/bin:/bin", b"HOME": b"/tmp", b"TMPDIR": b"/tmp", b"LANG": b"C.UTF-8", b"TZ": b"UTC",
     b"TERM": b"dumb", b"PAGER": b"cat", b"USER": b"agent", b"PYTHONDONTWRITEBYTECODE": b"1", b"PYTHONHASHSEED": b"0",
@@ -281,6 +282,34 @@ class Runner:
             except OSError:
                 continue
         return False
+
+
+def words_of(pid):
+    """The command line of a process, a list; None where it runs no further.
+
+    On a busy machine one that was killed is there for a while, and one that starts a program has no words meanwhile.
+    """
+    argv = []
+    for _ in range(200):
+        try:
+            with open(f"/proc/{pid}/cmdline", "rb") as handle:
+                argv = handle.read(1 << 16).split(b"\0")[:-1]
+            if _ending(pid):
+                return None
+        except OSError:  # it is gone
+            return None
+        if argv:
+            break
+        time.sleep(0.001)
+    return argv
+
+
+def _ending(pid):
+    """Whether a process is on its way out, or a SIGKILL on its way to it."""
+    with open(f"/proc/{pid}/stat", "rb") as handle:
+        fields = handle.read(1024).rpartition(b")")[2].split()
+    state, flags, pending = fields[0], int(fields[6]), int(fields[28])
+    return state in (b"Z", b"X") or bool(flags & _EXITING or pending & 1 << linux.SIGKILL - 1)
 
 
 def reap_but(pid):
