@@ -48,7 +48,7 @@ def check_credit(loop: Loop) -> None:
         f"loop.same_state={loop.same_state!r} has no effect: loop.credit does not look at states",
     )
     _require(
-        "branch_turn" not in read or getattr(loop, "branching", None) is not None,
+        "branch_turn" not in read or loop.branching is not None,
         "loop.credit compares branches, and no episode branches without loop.branching",
     )
     _require(

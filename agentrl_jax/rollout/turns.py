@@ -68,7 +68,7 @@ def _fill(
     actions: dict[str, int], same_state: SameState,
 ) -> None:  # fmt: skip
     """Writes one trajectory."""
-    branch, most = _branch(t), arrays.valid.shape[2]
+    branch, most = t.branch, arrays.valid.shape[2]
     if branch is not None:
         arrays.branch_member[at], arrays.branch_turn[at] = branch.member, branch.turn
     arrays.violated[at] = t.valid and t.violated
@@ -110,7 +110,7 @@ def _steps(t: Trajectory, members: Mapping[int, Trajectory]) -> dict[int, Step]:
     """The exchanges by turn: its own, and where its receipt does not repeat them those of the members it continues."""
     steps = {step.turn: step for step in t.receipt.steps}
     visited, limit = {t.member}, None
-    while (branch := _branch(t)) is not None:
+    while (branch := t.branch) is not None:
         if branch.member not in members or branch.member in visited:
             raise ValueError(
                 f"task {t.task.id!r}: member {t.member} continues member {branch.member}, which is not there or "
@@ -121,10 +121,6 @@ def _steps(t: Trajectory, members: Mapping[int, Trajectory]) -> dict[int, Step]:
         steps = {**{step.turn: step for step in t.receipt.steps if step.turn < limit}, **steps}
     return steps
 
-
-def _branch(t: Trajectory) -> Any:
-    """What the trajectory continues (`member`, `turn`), or None where it began with the task."""
-    return getattr(t, "branch", None)
 
 
 def _gain(step: Step | None) -> float | None:

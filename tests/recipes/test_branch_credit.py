@@ -29,8 +29,6 @@ from agentrl_jax.rollout.renderers import TINY, ChatRenderer
 from agentrl_jax.rollout.tokenizer import build
 from agentrl_jax.rollout.turns import read_turns
 
-pytest.importorskip("agentrl_jax.rollout.branching", reason="needs members that branch (rollout.branching)")
-
 ONE, TWO, FINISH = (
     ToolCall(name="add", arguments={"n": 1}),
     ToolCall(name="add", arguments={"n": 2}),
