@@ -201,8 +201,8 @@ class Branching:
 
     The first `trunks` members run from the reset. Each of the others continues one of them, in turn, from before a turn
     drawn evenly from 1 to `max_turn` by (seed, step, group, member); from the last one that the trunk came to, where it
-    ended earlier; from the reset, where that was its first. A `max_turn` beyond the usual length leaves many branches at
-    the last turn, which is the dearer way: replayed and read anew. See `rollout.branching` and, on weights,
+    ended earlier; from the reset, where that was its first. With a `max_turn` beyond the usual length many leave at the
+    last turn, which is the dearer way: replayed and read anew. See `rollout.branching` and, on weights,
     `rollout.packing`.
     """
 
