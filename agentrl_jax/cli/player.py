@@ -64,8 +64,9 @@ def _episode(suite: Suite, environment: Environment, task: Task, seed: int) -> i
         print(_left(meter))
         if stop:
             break
-    print(f"\nstopped: {stop or StopReason.EARLY_STOP}")
-    print(_verdict(suite.verify(task, initial, tuple(actions), environment.snapshot())))
+    stop = stop or StopReason.EARLY_STOP
+    print(f"\nstopped: {stop}")
+    print(_verdict(suite.judge(task, initial, tuple(actions), environment.snapshot(), stop)))
     return 0
 
 

@@ -300,7 +300,7 @@ class Driver:
         if isinstance(move, Act):
             command: Command = Perform(move.action)
         else:
-            command = Finish()
+            command = Finish(move.stop)
         if run.lost is not None:
             run.queued = command
         else:

@@ -14,14 +14,15 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from agentrl_jax.protocol import Action, Check, Json, Snapshot, Task, Verdict
+from agentrl_jax.protocol import Action, Check, Json, Snapshot, StopReason, Task, Verdict
 
+from ..endings import unfinished
 from . import human, scoring, tools
 from .corpus import FORUM
 from .index import Index
 from .options import Options
 
-VERSION = "1"
+VERSION = "2"
 
 
 def verify(
@@ -31,6 +32,7 @@ def verify(
     initial: Snapshot,
     actions: Sequence[Action],
     final: Snapshot,
+    stop: StopReason | None = None,
 ) -> Verdict:
     """Measures one episode. Outcome: a bool, or with `scoring="f1"` the answer's F1 times the share of hops cited
     (1.0 only for an exact answer); None where it hangs on a quote that only a person can judge.
@@ -53,8 +55,9 @@ def verify(
     outcome: bool | float | None = _outcome(options.scoring, matches, f1, cited)
     diagnostics: dict[str, Json] = {
         "calls": calls, "invalid_calls": invalid, "searches": end["searches"], "opened": len(end["opened"]),
-        "answered": answer is not None, "exact_match": matches, "f1": round(f1, 4),
-        "hops": len(cited), "hops_cited": sum(cited), "citations": len(end["citations"]),
+        "answered": answer is not None, "unfinished": unfinished(answer is not None, stop),
+        "exact_match": matches, "f1": round(f1, 4), "hops": len(cited), "hops_cited": sum(cited),
+        "citations": len(end["citations"]),
         "support_opened": sum(not set(end["opened"]).isdisjoint(hop["documents"]) for hop in task.data["hops"]),
         "hazard": task.data["hazard"],
     }  # fmt: skip
