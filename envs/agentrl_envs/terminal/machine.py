@@ -22,9 +22,10 @@ TIDY = (
     "/usr/bin/find ${TMPDIR:-/tmp} /dev/shm -mindepth 1 -delete; "
     "/usr/bin/find /workspace -exec /usr/bin/touch -hcd @1700000000 {} +"
 )
-# Blocks for ever on a pipe that nobody writes to; known by its name in the place of the program's.
-SERVICE = """cd ${TMPDIR:-/tmp} && /usr/bin/mkfifo .pipe && exec 9<>.pipe && /usr/bin/rm .pipe &&
-{ (exec -a "$1" /bin/bash -c 'read -r line <&9') >/dev/null 2>&1 & }"""
+# Blocks for ever on a pipe that nobody writes to; known by its name in the place of the program's. It has started once it
+# has said so on the other pipe: before that, it would still bear the shell's name.
+SERVICE = """cd ${TMPDIR:-/tmp} && /usr/bin/mkfifo .pipe .up && exec 9<>.pipe 8<>.up && /usr/bin/rm .pipe .up &&
+{ (exec -a "$1" /bin/bash -c 'echo >&8; exec 8>&-; read -r line <&9') >/dev/null 2>&1 & } && read -r line <&8"""
 
 
 class Ran(NamedTuple):

@@ -19,14 +19,32 @@ BASE_ENV = {
 
 
 class Output:
-    """The first and the last bytes of a stream, up to `most` of them."""
+    """The first and the last bytes of a stream, up to `most` of them.
 
-    def __init__(self, most):
+    `names` are pairs of equal length: wherever the first one stands in the stream, also where two reads of it meet, the
+    second is taken in its place.
+    """
+
+    def __init__(self, most, names=()):
         self.head, self.tail, self.most, self.total = bytearray(), bytearray(), most, 0
+        self.names, self.held = names, b""
 
     def add(self, data):
         """Takes the next bytes."""
         self.total += len(data)
+        if self.names:
+            data = self._renamed(self.held + data)
+        self._keep(data)
+
+    def _renamed(self, data):
+        """Without what may be the beginning of a name: it is held back until more is read."""
+        for real, shown in self.names:
+            data = data.replace(real, shown)
+        begun = max(_begun(data, real) for real, _ in self.names)
+        self.held = data[len(data) - begun :]
+        return data[: len(data) - begun]
+
+    def _keep(self, data):
         room = self.most - self.most // 2 - len(self.head)
         if room > 0:
             self.head += data[:room]
@@ -38,6 +56,8 @@ class Output:
 
     def value(self):
         """What is kept, and whether that is less than all."""
+        self._keep(self.held)
+        self.held = b""
         kept = self.most // 2
         if self.total <= self.most:
             return bytes(self.head + self.tail), False
@@ -46,13 +66,19 @@ class Output:
         return bytes(self.head) + b"\n[... %d bytes cut ...]\n" % cut + tail, True
 
 
+def _begun(data, name):
+    """How many of the last bytes are the first ones of the name, which is not whole."""
+    return next((n for n in range(len(name) - 1, 0, -1) if data.endswith(name[:n])), 0)
+
+
 class Runner:
     """Starts commands one after the other, and keeps watch over what they leave running."""
 
-    def __init__(self, limits, restrict=None, reader=-1, watch=None, kill_all=None, pids=None, env=None):
+    def __init__(self, limits, restrict=None, reader=-1, watch=None, kill_all=None, pids=None, env=None, names=()):
         self.limits, self.restrict, self.reader = limits, restrict, reader
         self._watch, self._kill_all, self._pids = watch, kill_all, pids
         self.env = dict(BASE_ENV if env is None else env)
+        self.names = names
         self.left = []  # ends of pipes that something still writes to
         self._empty = True
         self._null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
@@ -81,7 +107,7 @@ class Runner:
         self._empty = False
         for fd in (out[1], err[1], *([feed[0]] if feed else [])):
             os.close(fd)
-        streams = {out[0]: Output(self.limits.output_bytes), err[0]: Output(self.limits.output_bytes)}
+        streams = {end[0]: Output(self.limits.output_bytes, self.names) for end in (out, err)}
         code, limit = self._attend(pid, streams, feed[1] if feed else None, stdin, started + timeout)
         (first, cut), (second, cut_too) = [each.value() for each in streams.values()]
         wall = time.monotonic() - started
