@@ -15,6 +15,7 @@ from .tree import Entry, TooLarge, Tree, from_tar, to_tar
 
 SHELL = "/bin/bash"
 TIME_S = 5.0  # of one command
+START_S = 30.0  # of a service, which no policy is to answer for
 BOXES = sandbox.Limits(
     time_s=TIME_S, memory_bytes=256 << 20, processes=48, disk_bytes=16 << 20, files=2_000, output_bytes=1 << 16
 )
@@ -22,8 +23,8 @@ TIDY = (
     "/usr/bin/find ${TMPDIR:-/tmp} /dev/shm -mindepth 1 -delete; "
     "/usr/bin/find /workspace -exec /usr/bin/touch -hcd @1700000000 {} +"
 )
-# Blocks for ever on a pipe that nobody writes to; known by its name in the place of the program's. It has started once it
-# has said so on the other pipe: before that, it would still bear the shell's name.
+# Blocks for ever on a pipe that nobody writes to; known by its name in the place of the program's. It has started once
+# it has said so on the other pipe: before that, it would still bear the shell's name.
 SERVICE = """cd ${TMPDIR:-/tmp} && /usr/bin/mkfifo .pipe .up && exec 9<>.pipe 8<>.up && /usr/bin/rm .pipe .up &&
 { (exec -a "$1" /bin/bash -c 'echo >&8; exec 8>&-; read -r line <&9') >/dev/null 2>&1 & } && read -r line <&8"""
 
@@ -81,7 +82,7 @@ class Machine:
 
     def _start(self, box: sandbox.Sandbox, services: Sequence[str]) -> None:
         for name in services:
-            started = box.run([SHELL, "-c", SERVICE, SHELL, name])
+            started = box.run([SHELL, "-c", SERVICE, SHELL, name], timeout_s=START_S)
             if not started.ok:
                 raise sandbox.SandboxError(f"the service {name} did not start: {started.stderr[-200:]!r}")
 
