@@ -182,7 +182,9 @@ def test_another_thread_can_close_a_box_that_is_busy(make: Make) -> None:
     assert result.ended and result.wall_s < 10
 
 
-def test_a_box_that_is_killed_ends_its_command_and_only_itself(make: Make) -> None:
+def test_a_box_that_is_killed_ends_its_command_and_only_itself(make: Make, backend: str) -> None:
+    if backend == "gvisor":
+        pytest.skip("gvisor: the host sees no process of a box, so that none can be picked out")
     box, other = make(), make()
     agent = min(int(pid) for pid in children_of_all(box))
     timer = threading.Timer(0.2, os.kill, (agent, 9))

@@ -154,9 +154,10 @@ class Runner:
             os._exit(code)
 
     def _attend(self, pid, streams, feed, stdin, deadline):
-        ended = os.pidfd_open(pid)
+        ended = _ending(pid)
         poll, pending = select.poll(), memoryview(stdin)
-        poll.register(ended, select.POLLIN)
+        if ended is not None:
+            poll.register(ended, select.POLLIN)
         poll.register(self._bell, select.POLLIN)
         poll.register(self.reader, 0)  # only its end
         for fd in streams:
@@ -182,7 +183,7 @@ class Runner:
                 if any(fd == self._bell for fd, _ in events):
                     os.read(self._bell, 512)
                     reap_but(pid)  # else orphans that ended count against the limit on processes
-                if any(fd == ended for fd, _ in events):
+                if any(fd == ended for fd, _ in events) or (ended is None and _has_ended(pid)):
                     break
                 now = time.monotonic()
                 if limit is None and now >= deadline:
@@ -195,7 +196,8 @@ class Runner:
                     self.kill(but=pid)
             return self._collect(pid, streams, open_ones), limit
         finally:
-            os.close(ended)
+            if ended is not None:
+                os.close(ended)
             if feed is not None and pending is not None:
                 os.close(feed)
 
@@ -307,6 +309,20 @@ class Runner:
             except OSError:
                 continue
         return False
+
+
+def _ending(pid):
+    """A descriptor that tells when the process has ended, or None: gVisor has none. There, each tick looks."""
+    try:
+        return os.pidfd_open(pid)
+    except OSError as error:
+        if error.errno != errno.ENOSYS:
+            raise
+        return None
+
+
+def _has_ended(pid):
+    return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
 
 def reap_but(pid):
