@@ -137,5 +137,5 @@ def _verdict(verdict: Verdict) -> str:
     lines = [f"verdict: {'success' if verdict.success else 'no success'} (outcome {outcome}{quality})"]
     for check in verdict.constraints:
         lines.append(f"  {'kept  ' if check.passed else 'BROKEN'} {check.name}  {check.evidence}".rstrip())
-    lines += [f"  {name}: {value}" for name, value in verdict.diagnostics.items()]
+    lines += [f"  {name}: {value}" for name, value in verdict.diagnostics.items() if value != ""]
     return "\n".join(lines)
