@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import inspect
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -248,7 +249,9 @@ class Suite:
     """What an environment package offers.
 
     `tasks(split, count, seed)` gives distinct tasks of `train`, `validation` or `heldout`.
-    `verify(task, initial, actions, final)` measures an episode from the two states and what was done.
+    `verify(task, initial, actions, final)` measures an episode from the two states and what was done. Where it has a
+    parameter `stop`, it is told the `StopReason` too, so that an answer never given can be told from a wrong one; it
+    defaults to None, "not known". Whoever wants a verdict asks `judge`, which tells it what it takes.
     `solve(task)` is the reference solution, a turn per item; a `str` item is said verbatim.
     `demonstrate(task, seed)` is a fallible teacher's: errors and recoveries among the turns.
     `reap(label)` ends what a run of this label (the environment variable AGENTRL_RUN_LABEL of its workers) has left
@@ -261,7 +264,7 @@ class Suite:
     spec: EnvironmentSpec
     make: Callable[[], Environment]
     tasks: Callable[[str, int, int], Sequence[Task]]
-    verify: Callable[[Task, Snapshot, Sequence[Action], Snapshot], Verdict]
+    verify: Callable[..., Verdict]
     verifier_version: str
     solve: Callable[[Task], Sequence[ToolCall | str]] | None = None
     demonstrate: Callable[[Task, int], Sequence[ToolCall | str]] | None = None
@@ -272,6 +275,27 @@ class Suite:
     vocabulary: Callable[[], Sequence[str]] | None = None  # texts that show every word the environment uses
     handles: Callable[[], Sequence[str]] | None = None  # words that only name records: any may stand for any
     drills: Callable[[int, int], Sequence[tuple[str, str]]] | None = None  # (count, seed) -> (request, right answer)
+    takes_stop: bool = field(init=False, repr=False, compare=False, default=False)  # whether `verify` does
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "takes_stop", _takes(self.verify, "stop"))
+
+    def judge(
+        self, task: Task, initial: Snapshot, actions: Sequence[Action], final: Snapshot, stop: StopReason | None
+    ) -> Verdict:
+        """The verdict on an episode that ended for the reason `stop`."""
+        if self.takes_stop:
+            return self.verify(task, initial, actions, final, stop=stop)
+        return self.verify(task, initial, actions, final)
+
+
+def _takes(function: Callable[..., Any], name: str) -> bool:
+    """Whether a parameter of this name is written out in the signature; what passes arguments on does not count."""
+    try:
+        found = inspect.signature(function).parameters.get(name)
+    except (TypeError, ValueError):  # a builtin, which has no signature
+        return False
+    return found is not None and found.kind in (found.POSITIONAL_OR_KEYWORD, found.KEYWORD_ONLY)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -64,8 +64,9 @@ def _episode(suite: Suite, environment: Environment, task: Task, seed: int) -> i
         print(_left(meter))
         if stop:
             break
-    print(f"\nstopped: {stop or StopReason.EARLY_STOP}")
-    print(_verdict(suite.verify(task, initial, tuple(actions), environment.snapshot())))
+    stop = stop or StopReason.EARLY_STOP
+    print(f"\nstopped: {stop}")
+    print(_verdict(suite.judge(task, initial, tuple(actions), environment.snapshot(), stop)))
     return 0
 
 
@@ -136,5 +137,5 @@ def _verdict(verdict: Verdict) -> str:
     lines = [f"verdict: {'success' if verdict.success else 'no success'} (outcome {outcome}{quality})"]
     for check in verdict.constraints:
         lines.append(f"  {'kept  ' if check.passed else 'BROKEN'} {check.name}  {check.evidence}".rstrip())
-    lines += [f"  {name}: {value}" for name, value in verdict.diagnostics.items()]
+    lines += [f"  {name}: {value}" for name, value in verdict.diagnostics.items() if value != ""]
     return "\n".join(lines)

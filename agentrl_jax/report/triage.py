@@ -168,12 +168,13 @@ def _doubted(receipts: Iterable[Receipt]) -> dict[str, tuple[Cause, str]]:
         if len({_measured(receipt) for receipt in same}) == 1:
             continue
         answers = {tuple(step["observation_hash"] for step in receipt["steps"]) for receipt in same}
+        verdicts = {(receipt["stop"], _measured(receipt)) for receipt in same}
         if len(answers) > 1:
             found[name] = (
                 Cause.ENVIRONMENT,
                 "the same actions met two answers and two verdicts: it is not deterministic",
             )
-        else:
+        elif len(verdicts) > len({stop for stop, _ in verdicts}):  # a verifier is told why an episode stopped
             found[name] = Cause.EVALUATOR, "the same actions and answers were given two verdicts"
     return found
 

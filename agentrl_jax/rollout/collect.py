@@ -299,7 +299,7 @@ class Driver:
     def _move(self, run: Run, move: Move) -> None:
         if isinstance(move, Ask):
             return self.branching.ask(run, move)
-        run.queued = Perform(move.action) if isinstance(move, Act) else Finish()
+        run.queued = Perform(move.action) if isinstance(move, Act) else Finish(move.stop)
         self.proceed(run)
 
     def proceed(self, run: Run) -> None:

@@ -43,7 +43,7 @@ def play(
         turns, move = iter(script), episode.begin(first)
         while not isinstance(move, Done):
             move = _advance(episode, world, move, turns)
-        verdict = suite.verify(task, initial, episode.performed, world.snapshot())
+        verdict = suite.judge(task, initial, episode.performed, world.snapshot(), move.stop)
         return episode.trajectory(verdict, None, verifier_version=suite.verifier_version)
     finally:
         if environment is None:

@@ -120,7 +120,7 @@ def _run(pool: Pool, receipt: Receipt) -> _Run:
     assert isinstance(reply.value, tuple)
     if receipt.verdict is None or not _measured(receipt):
         return _Run(reply.value, None)
-    pool.submit(0, Finish())
+    pool.submit(0, Finish(receipt.stop))
     ((_, last),) = pool.poll(None)
     return _Run(reply.value, None, last.value if last.value is not None else last)
 

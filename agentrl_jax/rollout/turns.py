@@ -14,7 +14,7 @@ No record holds a hash of the environment's own state: it is taken where an epis
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -120,7 +120,6 @@ def _steps(t: Trajectory, members: Mapping[int, Trajectory]) -> dict[int, Step]:
         visited.add(t.member)
         steps = {**{step.turn: step for step in t.receipt.steps if step.turn < limit}, **steps}
     return steps
-
 
 
 def _gain(step: Step | None) -> float | None:

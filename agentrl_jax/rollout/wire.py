@@ -24,6 +24,7 @@ from agentrl_jax.protocol import (
     Observation,
     Snapshot,
     Status,
+    StopReason,
     Task,
     ToolCall,
     Verdict,
@@ -51,7 +52,10 @@ class Perform:
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """Verify and close: the worker has kept the task, the snapshot after `reset` and what was performed since."""
+    """Verify and close: the worker has kept the task, the snapshot after `reset` and what was performed since.
+    `stop` is told to the verifier."""
+
+    stop: StopReason | None = None
 
 
 @dataclass(frozen=True, slots=True)

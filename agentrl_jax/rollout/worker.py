@@ -27,6 +27,7 @@ from agentrl_jax.protocol import (
     ForkRefused,
     Observation,
     Snapshot,
+    StopReason,
     Suite,
     Task,
     Verdict,
@@ -119,7 +120,7 @@ class Worker:
             elif isinstance(command, Resume):
                 value = self._resume(command)
             else:
-                value = self._finish()
+                value = self._finish(command.stop)
         except _Broken as broken:
             return dataclasses.replace(broken.failure, retried=self._retried - self._retried_before)
         return Answer(value, (time.perf_counter() - started) * 1e3, self._retried - self._retried_before)
@@ -211,13 +212,13 @@ class Worker:
         self._task, self._initial, self._performed = command.task, command.initial, list(command.performed)
         return Resumed(command.state.hash)
 
-    def _finish(self) -> Verdict:
+    def _finish(self, stop: StopReason | None) -> Verdict:
         environment, task, initial, actions = self._world(), self._task, self._initial, tuple(self._performed)
         assert task is not None and initial is not None
         self._note(Note("snapshot"))
         final = self._guard("snapshot", environment.snapshot)
         self._note(Note("verify"))
-        verdict = self._guard("verify", lambda: self.suite.verify(task, initial, actions, final))
+        verdict = self._guard("verify", lambda: self.suite.judge(task, initial, actions, final, stop))
         if fault := verdict_fault(verdict):
             raise _Broken(Failure(kind="garbage", phase="verify", message=fault))
         self._note(Note("close"))

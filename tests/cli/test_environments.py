@@ -49,7 +49,7 @@ def test_check_prints_every_property_and_exits_0_where_all_hold():
     done = run("check", "workflow", "handles=real", "--tasks", "2")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "ok       reference_scores_full          2 tasks" in done.stdout
-    assert done.stdout.splitlines()[-1] == "workflow 1: 20 hold, 0 broken, 0 skipped"
+    assert done.stdout.splitlines()[-1] == "workflow 1: 21 hold, 0 broken, 0 skipped"
 
 
 def test_check_of_your_own_environment_names_what_is_broken_and_exits_1():
@@ -101,7 +101,7 @@ def test_a_person_plays_from_a_pipe_and_the_end_of_the_input_brings_the_verdict(
     assert "user: what lies in box 3 of 3 ?" in text and 'look: {"type": "object"' in text
     assert "tool: look 1: 424" in text and "[left: 15 steps, 15 calls, 4 writes, 4 retries]" in text
     assert text.count("[invalid_action]") == 2
-    assert "stopped: early_stop\nverdict: no success (outcome False)" in text
+    assert "stopped: early_stop\nverdict: no success (outcome False)\n  unfinished: early_stop" in text
 
 
 def test_calls_may_be_json_several_in_one_turn_and_the_task_ends_it():

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from agentrl_jax.protocol import (
     Observation,
     Snapshot,
     Status,
+    StopReason,
     Suite,
     Task,
     Tool,
@@ -166,7 +168,9 @@ def _tasks(fault: str, split: str, count: int, seed: int) -> list[Task]:
     return found
 
 
-def _verify(fault: str, task: Task, initial: Snapshot, actions: Any, final: Snapshot) -> Verdict:
+def _verify(
+    fault: str, task: Task, initial: Snapshot, actions: Any, final: Snapshot, stop: StopReason | None = None
+) -> Verdict:
     end = json.loads(final.data)
     if fault == "null_agent_fails":
         return Verdict(outcome=end["answer"] is not None)
@@ -179,7 +183,14 @@ def _verify(fault: str, task: Task, initial: Snapshot, actions: Any, final: Snap
         {value for act in actions for call in act.calls for value in call.arguments.values()}  # a list cannot be in it
     if fault == "verdicts_are_measurements":
         return Verdict(outcome=end["answer"] == task.data["answer"], quality=float(next(_count)))
-    return Verdict(outcome=end["answer"] == task.data["answer"])
+    cut = stop in (StopReason.BUDGET, StopReason.TOKEN_CAP, StopReason.LOW_EVIDENCE)
+    outcome: bool | None = end["answer"] == task.data["answer"]
+    if fault == "limits_are_no_way_out":
+        outcome = None if cut else outcome
+    if fault == "limits_are_no_way_out, pays":
+        outcome = outcome or stop is StopReason.TOKEN_CAP
+    heard = "" if end["answer"] is not None or fault == "limits_are_no_way_out, deaf" else str(stop)
+    return Verdict(outcome=outcome, diagnostics={"unfinished": heard})
 
 
 def _solve(fault: str, task: Task) -> list[ToolCall | str]:
@@ -200,7 +211,7 @@ def vault(fault: str = "") -> Suite:
         spec=spec,
         make=lambda: Vault(spec, fault),
         tasks=lambda split, count, seed: _tasks(fault, split, count, seed),
-        verify=lambda *episode: _verify(fault, *episode),
+        verify=partial(_verify, fault),
         verifier_version="1",
         solve=lambda task: _solve(fault, task),
         hidden=() if fault.endswith("undeclared") else ("answer",),

@@ -11,7 +11,7 @@ import pytest
 from agentrl_envs.adapters import common, gym, openenv, reasoning, textarena_games, verifiers_tasks
 from agentrl_envs.replaying import ForkRefused
 
-from agentrl_jax.protocol import Action, Snapshot, Status, ToolCall
+from agentrl_jax.protocol import Action, Snapshot, Status, StopReason, ToolCall
 
 
 def act(**arguments):
@@ -199,10 +199,12 @@ def test_an_openenv_server(play):
 def test_rewards_of_none_are_unscored_and_early_ends_are_not():
     def judged(rewards, ended, **options):
         state = {"actions": [], "measured": {"rewards": rewards, "ended": ended}}
-        return common.judge([], Snapshot(data=json.dumps(state).encode(), hash=""), **{"goal": 1.0, **options}).outcome
+        final, asked = Snapshot(data=json.dumps(state).encode(), hash=""), {"goal": 1.0, "stop": None, **options}
+        return common.judge([], final, **asked).outcome
 
     assert judged([0.5, 0.5], True) is True and judged([0.5, 0.4], True) is False
     assert judged([0.5, None], True) is None and judged([None], False) is False and judged([2.0], False) is False
+    assert judged([2.0], False, stop=StopReason.BUDGET) is False, "a limit is no way out"
     assert judged([0.5, 0.5], True, goal=None, most=4.0) == 0.25 and judged([-3.0], True, goal=None) == 0.0
     assert judged([None, 1.0], True, last_only=True) is True and judged([1.0, None], True, last_only=True) is None
     assert [common.reward_of(value) for value in (None, float("nan"), float("inf"), "1", True, 2)] == [

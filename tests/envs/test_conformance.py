@@ -90,6 +90,9 @@ FAULTS = {  # the fault, and words of the reason that is given
     "hidden_data_stays_hidden": "task.data[answer] is hidden",
     "hidden_data_stays_hidden, undeclared": "is hidden, yet the policy is shown it",
     "verdicts_are_measurements": "gets two verdicts",
+    "limits_are_no_way_out": "cut by budget, is unscored, ended by the policy it is scored",
+    "limits_are_no_way_out, pays": "cut by token_cap, succeeds",
+    "limits_are_no_way_out, deaf": "gets the verdict of one that the policy ended",
 }
 
 

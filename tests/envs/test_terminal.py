@@ -296,3 +296,24 @@ def test_options_are_checked():
         terminal.suite(source="nl2bash", kinds=["link"])
     assert {task.kind for task in terminal.suite(kinds=["link", "archive"]).tasks("train", 4, 0)} == {"link", "archive"}
     assert from_json(terminal.suite().tasks("heldout", 1, 0)[0].data["tree"])
+
+
+@pytest.mark.parametrize(
+    "command", ["pwd; env | sort; ls -ln; pwd > where; env > seen", "ls nothing; echo $HOME > home"]
+)
+def test_without_namespaces_a_transcript_and_a_state_are_the_same_in_every_box(tasks, command):
+    """What differs from box to box on the host - its directories, its uid, its mark - is in neither."""
+    if why_not := sandbox.available()["landlock"]:
+        pytest.skip(f"landlock: {why_not}")
+    suite, task, seen = terminal.suite(backend="landlock"), tasks["count_files"], []
+    for _ in range(2):
+        world = suite.make()
+        world.reset(task, 0)
+        said = world.step(act(run(command))).content[0].content
+        state = world.snapshot()
+        world.restore(state)
+        seen.append((said, state.hash, world.step(act(run("cat where seen home; ls -lnR"))).content[0].content))
+        world.close()
+    assert seen[0] == seen[1]
+    text = " ".join((seen[0][0], seen[0][2]))
+    assert "/tmp/local" in text and "/tmp/_" not in text and str(os.getpid()) not in text, text

@@ -466,3 +466,44 @@ def test_seeds_of_splits_are_ranges():
     for index, split in enumerate(("train", "validation", "heldout")):
         pages = [task.data["page"] for task in suite.tasks(split, 60, 0)]
         assert all(index * tasks.RANGE <= page < (index + 1) * tasks.RANGE for page in pages)
+
+
+# ---- what is made ahead
+
+
+def _made_ahead(chosen):
+    deadline = time.monotonic() + 30
+    while chosen._ready is None:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    return chosen._ready[0]
+
+
+@needs_browser
+def test_a_context_that_was_made_ahead_is_given_once_and_holds_nothing():
+    """No two episodes share one, whether there was time to make it ahead or not, and all see the same page."""
+    suite = web.suite(kinds=["login"])
+    (task,) = suite.tasks("train", 1, 0)
+    worlds, seen, contexts = [suite.make() for _ in range(4)], [], []
+    for index, world in enumerate(worlds):
+        expected = _made_ahead(browser.browser()) if index in (1, 2) else None
+        seen.append(world.reset(task, 0))
+        contexts.append(world._page._context)
+        assert expected is None or contexts[-1] is expected
+    assert len(set(map(id, contexts))) == 4 and all(one == seen[0] for one in seen)
+    assert len({world.snapshot().hash for world in worlds}) == 1
+    for world in worlds:
+        world.close()
+
+
+@needs_browser
+def test_a_browser_that_dies_with_a_context_made_ahead_is_replaced():
+    suite = web.suite(kinds=["login"])
+    (task,) = suite.tasks("train", 1, 0)
+    world = suite.make()
+    first, chosen = world.reset(task, 0), browser.browser()
+    world.close()
+    _made_ahead(chosen)
+    chosen.kill()
+    assert world.reset(task, 0) == first and browser.browser() is not chosen
+    world.close()

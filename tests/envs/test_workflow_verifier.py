@@ -209,7 +209,7 @@ def test_diagnostics_count_what_was_done(play):
     verdict = play(made, task, ["hm", unknown, lookup, write, done]).verdict
     assert verdict.diagnostics | {"reason": ""} == {
         "calls": 5, "invalid_calls": 2, "writes": 1, "refusal_expected": False, "reason": "", "finished": "done",
-        "goal_reached": True, "evidence_read": True,
+        "goal_reached": True, "evidence_read": True, "unfinished": "",
     }  # fmt: skip
     assert verdict.success
 

@@ -151,7 +151,7 @@ def test_another_judge_prefers_by_its_own_lights(play, judged):
     clear = [call("delete_line", line=1)] * len(task.data["draft"].split("\n"))
     same = [*clear, call("insert", line=1, text=task.data["rival"]), call("submit")]
     assert play(made, task, same).verdict.outcome == 0.5
-    assert made.verifier_version == "1+judges_of_a_test:longest"
+    assert made.verifier_version == "2+judges_of_a_test:longest"
 
 
 # The rules.

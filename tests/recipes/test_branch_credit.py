@@ -10,7 +10,6 @@ import fake_suites
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 from scripted import ScriptedSampler, by_turn
 
 from agentrl_jax.protocol import EnvironmentRef, ToolCall

@@ -9,7 +9,7 @@ from typing import Any
 
 from agentrl_envs import workflow
 
-from agentrl_jax.protocol import Action, Environment, Observation, Snapshot, Suite, Task
+from agentrl_jax.protocol import Action, Environment, Observation, Snapshot, StopReason, Suite, Task
 
 _count = itertools.count()
 
@@ -42,7 +42,7 @@ class Changed:
 
 
 def changed(
-    tool: str | None = None, version: str = "1", environment: str = "1", verifier: str = "1", flaky: str = "",
+    tool: str | None = None, version: str = "1", environment: str = "1", verifier: str = "2", flaky: str = "",
     judged: float = 1.0,
 ) -> Suite:  # fmt: skip
     """`tool`: whose answers differ ("": all of them), with `version` as its version; `environment`, `verifier`: their
@@ -51,8 +51,10 @@ def changed(
     tools = [replace(one, version=version) if one.name == tool else one for one in suite.spec.tools]
     spec = replace(suite.spec, tools=tuple(tools), version=environment)
 
-    def verify(task: Task, initial: Snapshot, actions: Sequence[Action], final: Snapshot) -> Any:
-        verdict = suite.verify(task, initial, actions, final)
+    def verify(
+        task: Task, initial: Snapshot, actions: Sequence[Action], final: Snapshot, stop: StopReason | None = None
+    ) -> Any:
+        verdict = suite.judge(task, initial, actions, final, stop)
         scale = 1.0 / (2 + next(_count)) if flaky == "verdicts" else judged
         return replace(verdict, quality=(verdict.quality or 0.0) * scale)
 

@@ -16,6 +16,7 @@ from agentrl_jax.protocol import (
     Observation,
     Snapshot,
     Status,
+    StopReason,
     Suite,
     Task,
     Tool,
@@ -117,7 +118,7 @@ class Counter:
         return self._say("x" * 100_000)
 
 
-def _verify(task: Task, initial: Snapshot, actions: Any, final: Snapshot) -> Any:
+def _verify(task: Task, initial: Snapshot, actions: Any, final: Snapshot, stop: StopReason | None = None) -> Any:
     fault = task.data.get("fault")
     if fault == "verify_raise":
         raise KeyError("gold")
@@ -135,7 +136,12 @@ def _verify(task: Task, initial: Snapshot, actions: Any, final: Snapshot) -> Any
         seen = [
             {"text": a.text, "calls": [[c.name, dict(c.arguments)] for c in a.calls], "error": a.error} for a in actions
         ]
-        told = {"actions": seen, "initial": initial.data.decode(), "final": final.data.decode()}
+        told = {
+            "stop": stop and str(stop),
+            "actions": seen,
+            "initial": initial.data.decode(),
+            "final": final.data.decode(),
+        }
         return Verdict(outcome=False, diagnostics=told)
     return Verdict(outcome=int(final.data) == task.data["goal"], quality=1.0 / (1 + len(actions)))
 

@@ -84,7 +84,7 @@ def test_a_changed_tool_version_is_named_as_the_cause_in_all(receipts, tool):
         ({"tool": "", "flaky": "answers"}, "nondeterminism", "two replays answer action 0 in two ways"),
         ({"tool": "", "flaky": "answers", "environment": "2"}, "nondeterminism", "action 0 in two ways"),
         ({"tool": ""}, "unexplained", "changed without a new version"),
-        ({"judged": 0.5, "verifier": "2"}, "verifier", "the verifier is version 2, recorded with 1"),
+        ({"judged": 0.5, "verifier": "3"}, "verifier", "the verifier is version 3, recorded with 2"),
         ({"judged": 0.5}, "verifier", "judged otherwise"),
         ({"flaky": "verdicts"}, "nondeterminism", "two verdicts for the same observations"),
     ],

@@ -21,6 +21,7 @@ from agentrl_jax.protocol import (
     Observation,
     Snapshot,
     Status,
+    StopReason,
     Task,
     ToolCall,
     Verdict,
@@ -71,7 +72,7 @@ def test_messages_come_through_whole_however_they_are_cut(observation, action, p
     for start in range(0, len(data), piece):
         found += inbox.feed(data[start : start + piece])
     assert found == replies
-    commands = [Perform(action), Reset(TASK, 3), Finish(), Replay(TASK, 3, (action,))]
+    commands = [Perform(action), Reset(TASK, 3), Finish(), Finish(StopReason.TOKEN_CAP), Replay(TASK, 3, (action,))]
     assert Inbox(decode_command).feed(b"".join(map(encode_command, commands))) == commands
     assert observation_hash(found[0].value) == observation_hash(observation)
 

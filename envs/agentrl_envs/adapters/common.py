@@ -9,12 +9,14 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from agentrl_jax.protocol import Action, Check, Snapshot, Task, Verdict
+from agentrl_jax.protocol import Action, Check, Snapshot, StopReason, Task, Verdict
 
+from ..endings import unfinished
 from ..transcripts import action_to_json
 
 SPLITS = ("train", "validation", "heldout")
 MOST_SEEDS = 1_000_000
+JUDGE_VERSION = "2"
 
 
 def seeded_tasks(name: str, split: str, count: int, seed: int) -> tuple[Task, ...]:
@@ -67,13 +69,20 @@ def reward_of(value: Any) -> float | None:
 
 
 def judge(
-    actions: Sequence[Action], final: Snapshot, goal: float | None, most: float = 1.0, last_only: bool = False
+    actions: Sequence[Action],
+    final: Snapshot,
+    goal: float | None,
+    stop: StopReason | None,
+    *,
+    most: float = 1.0,
+    last_only: bool = False,
 ) -> Verdict:
     """The verdict over the rewards in a replayed state.
 
     Outcome: whether the return (or, with `last_only`, the last reward) reaches `goal`; without a goal the return over
     `most` as a score from 0 to 1. One reward that is None leaves the episode unscored. An episode that the
-    foreign environment did not end is False, whatever its rewards: to stop early is the policy's doing.
+    foreign environment did not end is False, whatever its rewards: to stop early, or to use up a budget, is the
+    policy's doing; `unfinished` says which.
     """
     history = json.loads(final.data)
     measured = history["measured"]
@@ -95,6 +104,11 @@ def judge(
     return Verdict(
         constraints=(Check(name="actions_explain_state", passed=explained, evidence=""),),
         outcome=outcome,
-        diagnostics={"return": total, "rewards": len(rewards), "ended": measured["ended"]},
+        diagnostics={
+            "return": total,
+            "rewards": len(rewards),
+            "ended": measured["ended"],
+            "unfinished": unfinished(measured["ended"], stop),
+        },
         evidence=("a reward was None",) if unscored else (),
     )

@@ -18,6 +18,7 @@ from agentrl_jax.protocol import (
     Message,
     Observation,
     Status,
+    StopReason,
     Suite,
     Task,
     ToolCall,
@@ -70,7 +71,7 @@ def suite(
         make=partial(GymEnvironment, spec, environment, dict(options or {}), tuple(actions), instructions),
         tasks=partial(common.seeded_tasks, spec.name),
         verify=partial(_verify, goal, most),
-        verifier_version=VERSION,
+        verifier_version=common.JUDGE_VERSION,
     )
 
 
@@ -98,8 +99,16 @@ def _action_schema(environment: str, space: Any, actions: Sequence[str]) -> dict
     return {"type": "string", "enum": list(actions)}
 
 
-def _verify(goal: float | None, most: float, task: Task, initial: Any, actions: Sequence[Action], final: Any) -> Any:
-    return common.judge(actions, final, goal, most)
+def _verify(
+    goal: float | None,
+    most: float,
+    task: Task,
+    initial: Any,
+    actions: Sequence[Action],
+    final: Any,
+    stop: StopReason | None = None,
+) -> Any:
+    return common.judge(actions, final, goal, stop, most=most)
 
 
 class GymEnvironment(ReplayingEnvironment):

@@ -26,6 +26,7 @@ from agentrl_jax.protocol import (
     Message,
     Observation,
     Status,
+    StopReason,
     Suite,
     Task,
     ToolCall,
@@ -79,12 +80,20 @@ def suite(
         make=partial(OpenEnvEnvironment, spec, url, instructions, concealed, timeout_s),
         tasks=partial(common.seeded_tasks, "openenv"),
         verify=partial(_verify, goal, most),
-        verifier_version=VERSION,
+        verifier_version=common.JUDGE_VERSION,
     )
 
 
-def _verify(goal: float | None, most: float, task: Task, initial: Any, actions: Sequence[Action], final: Any) -> Any:
-    return common.judge(actions, final, goal, most)
+def _verify(
+    goal: float | None,
+    most: float,
+    task: Task,
+    initial: Any,
+    actions: Sequence[Action],
+    final: Any,
+    stop: StopReason | None = None,
+) -> Any:
+    return common.judge(actions, final, goal, stop, most=most)
 
 
 def _action_schema(url: str, timeout_s: float) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from agentrl_jax.protocol import (
     Json,
     Message,
     Observation,
+    StopReason,
     Suite,
     Task,
     ToolCall,
@@ -63,7 +64,7 @@ def suite(dataset: str = "chain_sum", config: Mapping[str, Any] | None = None) -
         make=partial(ReasoningEnvironment, spec),
         tasks=partial(_tasks, dataset, settings),
         verify=_verify,
-        verifier_version=VERSION,
+        verifier_version=common.JUDGE_VERSION,
         solve=_solve,
     )
 
@@ -116,7 +117,7 @@ def _solve(task: Task) -> Sequence[ToolCall]:
     return (ToolCall(name="answer", arguments={"text": str(_entry(task)[1]["answer"])}),)
 
 
-def _verify(task: Task, initial: Any, actions: Sequence[Action], final: Any) -> Verdict:
+def _verify(task: Task, initial: Any, actions: Sequence[Action], final: Any, stop: StopReason | None = None) -> Verdict:
     """The data set's own score of the answer in the final state."""
     measured = json.loads(final.data)["measured"]
     score: float | None = 0.0
@@ -124,7 +125,7 @@ def _verify(task: Task, initial: Any, actions: Sequence[Action], final: Any) -> 
         made, entry = _entry(task)
         score = common.reward_of(made.score_answer(measured["answer"], entry))
     judged = {**json.loads(final.data), "measured": {"rewards": [score], "ended": measured["answer"] is not None}}
-    return common.judge(actions, type(final)(data=json.dumps(judged).encode(), hash=final.hash), None)
+    return common.judge(actions, type(final)(data=json.dumps(judged).encode(), hash=final.hash), None, stop)
 
 
 class ReasoningEnvironment(ReplayingEnvironment):

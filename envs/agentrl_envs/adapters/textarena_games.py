@@ -12,7 +12,18 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from agentrl_jax.protocol import Action, Budget, EnvironmentSpec, Json, Message, Observation, Suite, Task, ToolCall
+from agentrl_jax.protocol import (
+    Action,
+    Budget,
+    EnvironmentSpec,
+    Json,
+    Message,
+    Observation,
+    StopReason,
+    Suite,
+    Task,
+    ToolCall,
+)
 
 from ..answering import Reply, answer, shown, tool
 from ..replaying import ReplayingEnvironment
@@ -51,7 +62,7 @@ def suite(
         make=partial(GameEnvironment, spec, game, dict(options or {})),
         tasks=partial(common.seeded_tasks, spec.name),
         verify=partial(_verify, goal),
-        verifier_version=VERSION,
+        verifier_version=common.JUDGE_VERSION,
     )
 
 
@@ -62,8 +73,10 @@ def _make(game: str, options: Mapping[str, Any]) -> Any:
         raise ValueError(f"textarena has no game {game!r} with these options: {error}") from error
 
 
-def _verify(goal: float | None, task: Task, initial: Any, actions: Sequence[Action], final: Any) -> Any:
-    return common.judge(actions, final, goal, last_only=True)
+def _verify(
+    goal: float | None, task: Task, initial: Any, actions: Sequence[Action], final: Any, stop: StopReason | None = None
+) -> Any:
+    return common.judge(actions, final, goal, stop, last_only=True)
 
 
 class GameEnvironment(ReplayingEnvironment):

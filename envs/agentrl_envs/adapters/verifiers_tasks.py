@@ -21,6 +21,7 @@ from agentrl_jax.protocol import (
     Json,
     Message,
     Observation,
+    StopReason,
     Suite,
     Task,
     ToolCall,
@@ -65,7 +66,7 @@ def suite(taskset: str, config: Mapping[str, Any] | None = None, most: float = 1
         make=partial(ReplyEnvironment, spec),
         tasks=partial(_tasks, taskset, settings, count),
         verify=partial(_verify, most),
-        verifier_version=VERSION,
+        verifier_version=common.JUDGE_VERSION,
     )
 
 
@@ -126,14 +127,16 @@ def _prompt(task: Any) -> list[list[str]]:
     return [*system, *([role, text] for role, text in said)]
 
 
-def _verify(most: float, task: Task, initial: Any, actions: Sequence[Action], final: Any) -> Verdict:
+def _verify(
+    most: float, task: Task, initial: Any, actions: Sequence[Action], final: Any, stop: StopReason | None = None
+) -> Verdict:
     """The taskset's own rewards of the reply in the final state."""
     state = json.loads(final.data)
     said = state["measured"]["reply"]
     rewards: list[float | None] = [0.0] if said is None else _rewards(task, said)
     total = None if None in rewards else sum(reward for reward in rewards if reward is not None)
     state["measured"] = {"rewards": [total], "ended": said is not None}
-    return common.judge(actions, type(final)(data=json.dumps(state).encode(), hash=final.hash), None, most)
+    return common.judge(actions, type(final)(data=json.dumps(state).encode(), hash=final.hash), None, stop, most=most)
 
 
 def _rewards(task: Task, said: str) -> list[float | None]:

@@ -5,16 +5,19 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Sequence
 
-from agentrl_jax.protocol import Action, Check, Snapshot, Task, Verdict
+from agentrl_jax.protocol import Action, Check, Snapshot, StopReason, Task, Verdict
 
+from ..endings import unfinished
 from . import api, assertions, tenant
 from .env import carry_out, finished
 from .services import SERVICES
 
-VERSION = "1"
+VERSION = "2"
 
 
-def verify(task: Task, initial: Snapshot, actions: Sequence[Action], final: Snapshot) -> Verdict:
+def verify(
+    task: Task, initial: Snapshot, actions: Sequence[Action], final: Snapshot, stop: StopReason | None = None
+) -> Verdict:
     """Measures one episode.
 
     Constraints: `no_undeclared_change` - every difference is one that an assertion names; `actions_explain` - the
@@ -49,6 +52,7 @@ def verify(task: Task, initial: Snapshot, actions: Sequence[Action], final: Snap
         diagnostics={
             "calls": calls, "refused": refused, "changes": len(found), "assertions": len(data["assertions"]),
             "unmet": len(missing), "finished": over,
+            "unfinished": unfinished(over, stop),
         },
         evidence=tuple(missing),
     )  # fmt: skip

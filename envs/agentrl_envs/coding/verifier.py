@@ -12,15 +12,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from agentrl_jax.protocol import Action, Check, Snapshot, Task, Verdict
+from agentrl_jax.protocol import Action, Check, Snapshot, StopReason, Task, Verdict
 
 from .. import sandbox
+from ..endings import unfinished
 from . import boxes, review, workspace
 from .cases import right
 from .env import execute
 from .workspace import Workspace
 
-VERSION = "1"
+VERSION = "2"
 REFERENCE_CALLS = 4  # read, edit, run_tests, submit
 
 
@@ -34,7 +35,14 @@ class Measured(NamedTuple):
     broken: str
 
 
-def verify(backend: str, task: Task, initial: Snapshot, actions: Sequence[Action], final: Snapshot) -> Verdict:
+def verify(
+    backend: str,
+    task: Task,
+    initial: Snapshot,
+    actions: Sequence[Action],
+    final: Snapshot,
+    stop: StopReason | None = None,
+) -> Verdict:
     """Measures one episode.
 
     Constraints: `tests_unchanged` - the hashes of the tests are those of the start; `only_source_changed` - nothing
@@ -57,6 +65,7 @@ def verify(backend: str, task: Task, initial: Snapshot, actions: Sequence[Action
         diagnostics={
             "calls": calls,
             "submitted": end.submitted,
+            "unfinished": unfinished(end.submitted, stop),
             "hidden_passed": sum(measured.hidden),
             "hidden_cases": len(data["hidden"]),
             "visible_passed": sum(measured.visible),

@@ -23,6 +23,7 @@ from .manners import (
 )
 from .scoring import (
     attackers_fail,
+    limits_are_no_way_out,
     null_agent_fails,
     random_agent_fails,
     reference_scores_full,
@@ -48,6 +49,7 @@ PROPERTIES: tuple[Property, ...] = (
     random_agent_fails,
     attackers_fail,
     verdicts_are_measurements,
+    limits_are_no_way_out,
     same_seed_same_transcript,
     other_process_same_transcript,
     restore_is_exact,

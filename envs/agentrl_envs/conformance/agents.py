@@ -8,7 +8,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from agentrl_jax.protocol import Action, Environment, Observation, Snapshot, Suite, Task, Tool, ToolCall, Verdict
+from agentrl_jax.protocol import (
+    Action,
+    Environment,
+    Observation,
+    Snapshot,
+    StopReason,
+    Suite,
+    Task,
+    Tool,
+    ToolCall,
+    Verdict,
+)
 
 from ..transcripts import action_of, observation_hash, texts
 
@@ -67,8 +78,15 @@ def play(
         environment.close()
     return Played(
         observations=tuple(observations), actions=tuple(actions), states=tuple(states), initial=initial, final=final,
-        verdict=suite.verify(task, initial, tuple(actions), final),
+        verdict=suite.judge(task, initial, tuple(actions), final, stop_after(observations[-1])),
     )  # fmt: skip
+
+
+def stop_after(last: Observation) -> StopReason:
+    """Why an episode stopped whose script was at its end, or whose last answer this was."""
+    if last.terminated:
+        return StopReason.COMPLETED
+    return StopReason.BUDGET if last.truncated else StopReason.EARLY_STOP
 
 
 def watch(suite: Suite, task: Task, script: Script, seed: int) -> tuple[Observation, ...]:

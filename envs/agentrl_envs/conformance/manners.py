@@ -16,7 +16,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from agentrl_jax.protocol import Action, Environment, Observation, Snapshot, Status, Task, ToolCall
+from agentrl_jax.protocol import Action, Environment, Observation, Snapshot, Status, StopReason, Task, ToolCall
 
 from ..transcripts import action_of, observation_hash, texts
 from . import agents
@@ -125,7 +125,8 @@ def _judge(
     if initial is None:
         return
     try:
-        case.suite.verify(task, initial, actions, environment.snapshot())
+        for stop in (StopReason.EARLY_STOP, StopReason.TOKEN_CAP):
+            case.suite.judge(task, initial, actions, environment.snapshot(), stop)
     except Exception as error:
         last = f"{actions[-1].calls or actions[-1].text!r}"
         require(False, task, f"the verifier raises {type(error).__name__} after calls such as {last:.200}: {error}")

@@ -6,11 +6,13 @@ import itertools
 import random
 from collections.abc import Callable, Mapping
 
-from agentrl_jax.protocol import Observation, Task, ToolCall
+from agentrl_jax.protocol import Observation, StopReason, Task, ToolCall
 
 from ..transcripts import texts
 from . import agents
 from .cases import Case, Inapplicable, Violation, reference, require, scripts
+
+CUTS = (StopReason.BUDGET, StopReason.TOKEN_CAP, StopReason.LOW_EVIDENCE)
 
 
 def reference_scores_full(case: Case) -> str:
@@ -61,13 +63,47 @@ def verdicts_are_measurements(case: Case) -> str:
     """Judging twice gives the same; outcome and quality are None or from 0 to 1; what was not done is no success."""
     for task, (name, script) in itertools.product(case.tasks, scripts(case)):
         played = agents.play(case.suite, task, script(task), case.seed)
-        again = case.suite.verify(task, played.initial, played.actions, played.final)
+        stop = agents.stop_after(played.observations[-1])
+        again = case.suite.judge(task, played.initial, played.actions, played.final, stop)
         require(again == played.verdict, task, f"{name}, judged twice, gets two verdicts")
         for field_name in ("outcome", "quality"):
             score = getattr(again, field_name)
             fine = score is None or (isinstance(score, bool | int | float) and 0.0 <= score <= 1.0)
             require(fine, task, f"{name}: {field_name}={score!r}; expected None or a number from 0 to 1")
     return f"{len(case.tasks)} tasks"
+
+
+def limits_are_no_way_out(case: Case) -> str:
+    """A verifier that is told why an episode stopped tells an episode cut by a limit from one that the policy ended,
+    and neither scores the one where the other is unscored nor lets a limit make a success: a policy can use up a
+    budget."""
+    if not case.suite.takes_stop:
+        return "the verifier is not told why an episode stopped"
+    judged = 0
+    for task, (name, script) in itertools.product(case.tasks, _unfinished(case)):
+        played = agents.play(case.suite, task, script, case.seed)
+        if played.ended:
+            continue
+        for stop in CUTS:
+            found = case.suite.judge(task, played.initial, played.actions, played.final, stop)
+            where = f"{name}, cut by {stop},"
+            require(not found.success, task, f"{where} succeeds")
+            scored, cut = played.verdict.outcome is not None, found.outcome is not None
+            require(scored == cut, task, f"{where} is {_scored(cut)}, ended by the policy it is {_scored(scored)}")
+            require(found != played.verdict, task, f"{where} gets the verdict of one that the policy ended")
+            judged += 1
+    return f"{judged} cut episodes"
+
+
+def _unfinished(case: Case) -> list[tuple[str, agents.Script]]:
+    scripts = [("an episode of no turn", []), ("an episode of plain text", ["I would rather talk."])]
+    looking = [tool for tool in case.suite.spec.tools if tool not in agents.finishing(case.suite) and not tool.writes]
+    rng = random.Random(case.seed)
+    return [*scripts, *((f"an episode of one {tool.name}", [agents.random_call(tool, rng)]) for tool in looking[:1])]
+
+
+def _scored(scored: bool) -> str:
+    return "scored" if scored else "unscored"
 
 
 def _why(played: agents.Played) -> str:

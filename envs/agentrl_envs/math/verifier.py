@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-from agentrl_jax.protocol import Action, Check, Snapshot, Task, Verdict
+from agentrl_jax.protocol import Action, Check, Snapshot, StopReason, Task, Verdict
 
+from ..endings import never, unfinished
 from .answers import Unreadable, equal, read
 
-VERSION = "1"
+VERSION = "2"
 
 
-def verify(task: Task, initial: Snapshot, actions: Sequence[Action], final: Snapshot) -> Verdict:
+def verify(
+    task: Task, initial: Snapshot, actions: Sequence[Action], final: Snapshot, stop: StopReason | None = None
+) -> Verdict:
     """Measures one episode.
 
     Constraint `answer_was_given`: the state's answer is the value of an `answer` call. Outcome: it is written in the
@@ -28,7 +31,7 @@ def verify(task: Task, initial: Snapshot, actions: Sequence[Action], final: Snap
         for call in action.calls
         if call.name == "answer"
     ]
-    outcome, reason = _judged(task, given)
+    outcome, reason = _judged(task, given, stop)
     extra = max(0, state["calls"] - len(task.data["steps"]))
     return Verdict(
         constraints=(
@@ -40,14 +43,19 @@ def verify(task: Task, initial: Snapshot, actions: Sequence[Action], final: Snap
         ),
         outcome=outcome,
         quality=1 / (1 + extra),
-        diagnostics={"calls": state["calls"], "answered": given is not None, "form": task.data["form"]},
+        diagnostics={
+            "calls": state["calls"],
+            "answered": given is not None,
+            "unfinished": unfinished(given is not None, stop),
+            "form": task.data["form"],
+        },
         evidence=(reason,),
     )
 
 
-def _judged(task: Task, given: str | None) -> tuple[bool | None, str]:
+def _judged(task: Task, given: str | None, stop: StopReason | None) -> tuple[bool | None, str]:
     if given is None:
-        return False, "no answer"
+        return False, never("answer", stop)
     form = task.data["form"]
     try:
         answer = read(form, given)

@@ -11,14 +11,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from agentrl_jax.protocol import Action, Check, Snapshot, Task, Verdict
+from agentrl_jax.protocol import Action, Check, Snapshot, StopReason, Task, Verdict
 
+from ..endings import unfinished
 from . import machine
 from .env import unpack
 from .machine import Limits, State, holds
 from .stream import UNKNOWN
 
-VERSION = "1"
+VERSION = "2"
 
 
 @dataclass(slots=True)
@@ -29,7 +30,14 @@ class _Seen:
     refused: int = 0
 
 
-def verify(limits: Limits, task: Task, initial: Snapshot, actions: Sequence[Action], final: Snapshot) -> Verdict:
+def verify(
+    limits: Limits,
+    task: Task,
+    initial: Snapshot,
+    actions: Sequence[Action],
+    final: Snapshot,
+    stop: StopReason | None = None,
+) -> Verdict:
     """Measures one episode.
 
     Constraints: `no_stale_fact` - no note holds a value that was corrected in a chunk the policy has read past;
@@ -63,8 +71,9 @@ def verify(limits: Limits, task: Task, initial: Snapshot, actions: Sequence[Acti
         quality=min(1.0, reference_size(data) / end.peak) if end.peak else 1.0,
         diagnostics={
             "calls": seen.calls, "refused": seen.refused, "notes": len(end.notes), "characters": size,
-            "peak": end.peak, "answered": len(end.answers), "right_known": sum(known), "known": len(known),
-            "right_unknown": sum(unknown), "unknown": len(unknown),
+            "peak": end.peak, "answered": len(end.answers),
+            "unfinished": unfinished(len(end.answers) >= len(data["questions"]), stop),
+            "right_known": sum(known), "known": len(known), "right_unknown": sum(unknown), "unknown": len(unknown),
         },
         evidence=tuple(f"{q['text']} {a!r}" for q, a in zip(data["questions"], end.answers, strict=False)),
     )  # fmt: skip

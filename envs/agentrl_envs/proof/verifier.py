@@ -6,19 +6,22 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from agentrl_jax.protocol import Action, Check, Snapshot, Task, ToolCall, Verdict
+from agentrl_jax.protocol import Action, Check, Snapshot, StopReason, Task, ToolCall, Verdict
 
+from ..endings import never, unfinished
 from .checker import StepError, proves
 from .facts import Move, derive, from_json, labels_of
 from .metamath import Symbols
 from .syntax import Grammar
 from .tasks import problem_from, proof_of
 
-VERSION = "1"
+VERSION = "2"
 MOST_LABELS = 5_000
 
 
-def verify(task: Task, initial: Snapshot, actions: Sequence[Action], final: Snapshot) -> Verdict:
+def verify(
+    task: Task, initial: Snapshot, actions: Sequence[Action], final: Snapshot, stop: StopReason | None = None
+) -> Verdict:
     """Measures one episode.
 
     Constraint `steps_explain_state`: every step of the final state was asked for by an action. Outcome: submitted, and
@@ -37,8 +40,14 @@ def verify(task: Task, initial: Snapshot, actions: Sequence[Action], final: Snap
         ),
         outcome=proved and state["finished"],
         quality=min(1.0, reference / max(1, len(moves))) if proved else 0.0,
-        diagnostics={"steps": len(moves), "submitted": state["finished"], "proved": proved, "reference": reference},
-        evidence=(reason,),
+        diagnostics={
+            "steps": len(moves),
+            "submitted": state["finished"],
+            "unfinished": unfinished(state["finished"], stop),
+            "proved": proved,
+            "reference": reference,
+        },
+        evidence=(reason,) if state["finished"] else (reason, never("submission", stop)),
     )
 
 

@@ -8,17 +8,25 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from agentrl_jax.protocol import Action, Check, Snapshot, Task, ToolCall, Verdict
+from agentrl_jax.protocol import Action, Check, Snapshot, StopReason, Task, ToolCall, Verdict
 
+from ..endings import unfinished
 from .service import Catalogue, Denied, Invalid, State, execute
 from .tools import WRITES
 
-VERSION = "2"
+VERSION = "3"
 MAX_ANSWER, MAX_NUMBERS = 1_000, 24  # characters; numbers. The longest annotated answer has 7 parts
 Cell = tuple[str, str, str, str]
 
 
-def verify(catalogue: Catalogue, task: Task, initial: Snapshot, actions: Sequence[Action], final: Snapshot) -> Verdict:
+def verify(
+    catalogue: Catalogue,
+    task: Task,
+    initial: Snapshot,
+    actions: Sequence[Action],
+    final: Snapshot,
+    stop: StopReason | None = None,
+) -> Verdict:
     """Measures one episode.
 
     Constraints: `policy_kept` - the service had to deny no write that the annotation does not attempt as well;
@@ -53,6 +61,7 @@ def verify(catalogue: Catalogue, task: Task, initial: Snapshot, actions: Sequenc
             "calls": len(calls),
             "writes": sum(call.name in WRITES for call in calls),
             "finished": end["finished"],
+            "unfinished": unfinished(end["finished"], stop),
             "goal_reached": target == reached,
             "outputs_missing": len(missing),
         },

@@ -3,6 +3,8 @@
 The image holds directories, links and a few settings; programs come from the host's /usr, read-only. The agent is the
 container's program and its channel the attached standard input and output: an exec for every command would cost 80 ms.
 `runtime="runsc"` takes gVisor where the engine has it. Frozen states are archives there too: without memory.
+A kernel of its own keeps the host out of reach, but hides less within a box: commands can open the agent's descriptors,
+so that what such a box answers is worth no more than the files that are in it.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ from .words import Frozen, Limits, Sandbox, SandboxError
 
 TIMEOUT_S = 60  # of a call to the engine: when it is met, the engine is at fault
 _BOXED = Path(__file__).resolve().parent / "boxed"
+_AGENTS = ["SETUID", "SETGID", "CHOWN", "DAC_OVERRIDE", "FOWNER", "KILL"]  # of a sandboxed kernel's root, over its box
 _START = "import sys;sys.path.append('/agent');import boxed.container as m;m.main()"
 _DIRECTORIES = ("agent", "agent/boxed", "dev", "etc", "etc/ssl", "proc", "sys", "tmp", "usr", "workspace")
 _ETC = {
@@ -222,7 +225,9 @@ def _options(client: Any, limits: Limits, view: View, label: str, runtime: str |
         "shm_size": disk // 8, "mem_limit": limits.memory_bytes + disk, "memswap_limit": limits.memory_bytes + disk,
         "pids_limit": limits.processes + (256 if runtime else 1), "nano_cpus": 2 * 10**9,
         "ulimits": [Ulimit(name="core", soft=0, hard=0)], "network_mode": "none", "cap_drop": ["ALL"],
-        "security_opt": ["no-new-privileges:true"], "init": False, "user": "1000:1000", "hostname": "box",
+        "cap_add": _AGENTS if runtime else [],
+        "security_opt": ["no-new-privileges:true"], "init": False, "user": "0:0" if runtime else "1000:1000",
+        "hostname": "box",
         "working_dir": "/workspace", "stdin_open": True, "auto_remove": True, "environment": {},
         "log_config": LogConfig(type="none"),
         "labels": {"agentrl.run": label, "agentrl.owner": mark(label), "agentrl.machine": machine()},

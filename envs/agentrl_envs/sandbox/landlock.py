@@ -9,21 +9,20 @@ import atexit
 import itertools
 import os
 import re
-import shutil
 import socket
 import tempfile
 import threading
-from collections.abc import Mapping
-from dataclasses import astuple
+from collections.abc import Callable, Mapping
+from dataclasses import astuple, replace
+from functools import cache
 from typing import Any
 
+from .boxed import tar
 from .client import Box
 from .link import Link, first_uid
-from .owners import mark
+from .owners import remove_place, sealed_mark
 from .view import View
-from .words import HOME, Command, Frozen, Limits, Result, Sandbox
-
-_AT_HOME = re.compile(rf"(?<![\w.-]){HOME}(?![\w.-])")
+from .words import Command, File, Frozen, Limits, Process, Result, Sandbox
 
 
 class Warden(Link):
@@ -35,29 +34,36 @@ class Warden(Link):
         os.chmod(self.place, 0o711)
         paths = (len(view.visible), *view.visible, *view.hidden)
         try:
-            super().__init__("warden", label, first_uid(), self.place, mark(label), int(safe), *paths)
+            super().__init__("warden", label, first_uid(), self.place, sealed_mark(label), int(safe), *paths)
         except BaseException:
-            shutil.rmtree(self.place, ignore_errors=True)
+            remove_place(self.place)
             raise
 
     def end(self) -> None:
         """Ends it and every box, and removes their directories."""
         super().end()
         if self.owner == os.getpid():
-            shutil.rmtree(self.place, ignore_errors=True)
+            remove_place(self.place)
 
 
 class WardenBox(Box):
-    """A directory of its own, called /workspace in commands and in what they print."""
+    """Two directories of its own, called /workspace and /tmp/local wherever they can be seen from outside.
+
+    No mount can give a directory a second name here. So what is another one in every box - the two paths, the uid, the
+    mark - has one length, and a name of that length is written in its place: in commands and files on their way in, in
+    outputs, files and archives on their way out. No byte moves, and no count of bytes differs from run to run; only a
+    hash taken inside of a text that holds such a name would.
+    """
 
     def __init__(self, warden: Warden, backend: str, archive: bytes, limits: Limits) -> None:
         self._warden, self._name = warden, next(warden.names)
-        self._home = f"{warden.place}/{self._name}/workspace"
+        self._names: list[tuple[bytes, bytes]] = []
         ours, theirs = socket.socketpair()
         super().__init__(backend, limits, ours)
         try:
             with theirs:
-                warden.ask("open", self._name, *astuple(limits)[1:], channel=theirs)
+                told = warden.ask("open", self._name, *astuple(limits)[1:], channel=theirs)
+            self._names = list(zip(told[::2], told[1::2], strict=True))
             self.extract(archive)
         except BaseException:
             self.close()
@@ -72,21 +78,55 @@ class WardenBox(Box):
         cwd: str = ".",
         env: Mapping[str, str] | None = None,
     ) -> Result:
-        """Sandbox.run, with the workspace's name put in and taken out again."""
-        argv: Any = self._inward(command) if isinstance(command, str) else [self._inward(each) for each in command]
-        variables = {name: self._inward(value) for name, value in (env or {}).items()}
-        result = super().run(argv, stdin=stdin, timeout_s=timeout_s, cwd=cwd, env=variables)
-        return Result(
-            exit_code=result.exit_code, stdout=self._outward(result.stdout), stderr=self._outward(result.stderr),
-            timed_out=result.timed_out, truncated=result.truncated, limit=result.limit, ended=result.ended,
-            wall_s=result.wall_s,
-        )  # fmt: skip
+        """Sandbox.run. What it prints is renamed where it is read, before it is cut to its limit."""
+        argv: Any = self._said(command) if isinstance(command, str) else [self._said(each) for each in command]
+        variables = {name: self._said(value) for name, value in (env or {}).items()}
+        return super().run(argv, stdin=self._inward(stdin), timeout_s=timeout_s, cwd=cwd, env=variables)
 
-    def _inward(self, text: str) -> str:
-        return _AT_HOME.sub(self._home, text)
+    def read(self, path: str, *, limit: int | None = None) -> bytes:
+        """Sandbox.read."""
+        if limit is None:
+            return self._outward(super().read(path))
+        longest = max(len(real) for real, _ in self._names)
+        return self._outward(super().read(path, limit=limit + longest - 1))[:limit]
+
+    def write(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
+        """Sandbox.write."""
+        super().write(path, self._inward(data), mode=mode)
+
+    def files(self) -> tuple[File, ...]:
+        """Sandbox.files."""
+        return tuple(replace(each, target=self._seen(each.target)) for each in super().files())
+
+    def processes(self) -> tuple[Process, ...]:
+        """Sandbox.processes."""
+        found = super().processes()
+        return tuple(replace(each, argv=tuple(self._seen(part) for part in each.argv)) for each in found)
+
+    def archive(self) -> bytes:
+        """Sandbox.archive."""
+        return _changed(super().archive(), self._outward)
+
+    def extract(self, archive: bytes) -> None:
+        """Sandbox.extract."""
+        super().extract(_changed(archive, self._inward))
+
+    def _inward(self, data: bytes) -> bytes:
+        for real, shown in self._names:
+            if shown in data:  # a search for the pattern alone is slow in a large archive
+                data = _whole(shown).sub(real, data)
+        return data
 
     def _outward(self, data: bytes) -> bytes:
-        return data.replace(self._home.encode(), HOME.encode())
+        for real, shown in self._names:
+            data = data.replace(real, shown)
+        return data
+
+    def _said(self, text: str) -> str:
+        return self._inward(text.encode("utf-8", "surrogateescape")).decode("utf-8", "surrogateescape")
+
+    def _seen(self, text: str) -> str:
+        return self._outward(text.encode("utf-8", "surrogateescape")).decode("utf-8", "surrogateescape")
 
     def _end(self, *, final: bool) -> None:
         if self._warden.alive():
@@ -98,6 +138,22 @@ class WardenBox(Box):
     def _sibling(self, frozen: Frozen) -> Sandbox:
         archive: Any = frozen.layers[0]
         return WardenBox(self._warden, self.backend, archive, self.limits)
+
+
+@cache
+def _whole(shown: bytes) -> re.Pattern[bytes]:
+    """The name where it stands by itself, not within a longer one."""
+    return re.compile(rb"(?<![\w.-])" + re.escape(shown) + rb"(?![\w.-])")
+
+
+def _changed(archive: bytes, change: Callable[[bytes], bytes]) -> bytes:
+    """The archive, what its files hold and its links lead to being changed; its own bytes where nothing is."""
+    if change(archive) == archive:
+        return archive
+    try:
+        return tar.pack((name, kind, mode, change(data)) for name, kind, mode, data in tar.unpack(archive))
+    except tar.Malformed:  # the agent says so
+        return archive
 
 
 _wardens: dict[tuple[View, str, bool], Warden] = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import re
 import shutil
@@ -12,6 +13,7 @@ from pathlib import Path
 
 from .link import FIRST_UID, UIDS_EACH
 
+BOX = re.compile(r"/tmp/_[a-z0-9]{4}")
 LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 
 
@@ -34,6 +36,15 @@ def started(pid: int) -> str | None:
 def mark(label: str) -> str:
     """What the boxes of this process are marked with."""
     return f"{label}:{os.getpid()}:{started(os.getpid())}"
+
+
+def sealed_mark(label: str) -> str:
+    """The same in 42 characters, whatever the label and the numbers are: what a box can see of it has one length."""
+    return f"{_seal(label)}:{os.getpid():010d}:{(started(os.getpid()) or '').zfill(14)}"
+
+
+def _seal(label: str) -> str:
+    return hashlib.sha256(label.encode()).hexdigest()[:16]
 
 
 def machine() -> str:
@@ -80,7 +91,14 @@ def _marked(pid: int, label: str) -> bool:
     except OSError:
         return False
     marks = [each[12:] for each in environment if each.startswith(b"AGENTRL_BOX=")]
-    return any(orphaned(each.decode(errors="replace"), label) for each in marks)
+    return any(_orphaned(each.decode(errors="replace"), label) for each in marks)
+
+
+def _orphaned(text: str, label: str) -> bool:
+    """As `orphaned`, of a sealed mark."""
+    name, _, owner = text.partition(":")
+    pid, _, when = owner.partition(":")
+    return name == _seal(label) and pid.isdigit() and (started(int(pid)) or "").zfill(14) != when
 
 
 def _of_a_box(pid: int) -> bool:
@@ -99,4 +117,12 @@ def _remove_places() -> None:
         pid = place.name.split("-")[1]
         with contextlib.suppress(FileNotFoundError):  # another process was here first
             if pid.isdigit() and started(int(pid)) is None and place.stat().st_uid == os.getuid():
-                shutil.rmtree(place, ignore_errors=True)
+                remove_place(str(place))
+
+
+def remove_place(place: str) -> None:
+    """Removes a directory of boxes, and what the links in it lead to."""
+    for link in (*Path(place).glob("*/workspace"), *Path(place).glob("*/tmp")):
+        if link.is_symlink() and BOX.fullmatch(target := os.readlink(link)):
+            shutil.rmtree(target, ignore_errors=True)
+    shutil.rmtree(place, ignore_errors=True)

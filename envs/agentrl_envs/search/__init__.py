@@ -13,7 +13,7 @@ from itertools import chain, islice, zip_longest
 
 from agentrl_jax.protocol import Budget, EnvironmentSpec, Suite, Task
 
-from . import env, solve, sources, tools, verifier
+from . import env, human, solve, sources, tools, verifier
 from .corpus import Question
 from .index import Index, opened, resolve
 from .options import SOURCES, SPLITS, Options
@@ -38,11 +38,13 @@ def suite(
     (49 annotated questions among 6,225 passages) or "wiki" (both in one corpus). `index`: "bm25s" (extra `search`),
     "fts5" (SQLite alone) or "auto", which is bm25s where it is installed; the spec's version says which. `results`:
     documents a search shows. `scoring`: "exact" (outcome True or False) or "f1". `human_pool`: a file for what only a
-    person can judge, a JSON object a line. `sloppiness`: how often a demonstration has a slip. Besides train,
-    validation and heldout, `tasks` knows "adversarial": held-out questions among near-duplicates, contradictions, dead
-    links and timeouts.
+    person can judge, and for their answers (`human`), which are read here: once, and named by their digest in the
+    verifier's version. `python -m agentrl_envs.search POOL` lists what waits. `sloppiness`: how often a
+    demonstration has a slip. Besides train, validation and heldout, `tasks` knows "adversarial": held-out questions
+    among near-duplicates, contradictions, dead links and timeouts.
 
-    Raises `data.DataError` if a data set is neither here nor can be fetched, ValueError for an unknown option.
+    Raises `data.DataError` if a data set is neither here nor can be fetched, ValueError for an unknown option or a line
+    of the pool that cannot be read.
     """
     options = Options(
         source=source, index=resolve(index), results=results, scoring=scoring, human_pool=human_pool,
@@ -54,12 +56,13 @@ def suite(
         side_effects="none",
     )  # fmt: skip
     find = partial(_find, options)
+    labels = human.labels(human_pool)
     return Suite(
         spec=spec,
         make=lambda: env.SearchEnvironment(spec, find, options.results, options.system),
         tasks=partial(_tasks, options),
-        verify=partial(verifier.verify, options, find),
-        verifier_version=verifier.VERSION,
+        verify=partial(verifier.verify, options, labels, find),
+        verifier_version=verifier.VERSION + (f"+labels:{human.digest(labels)}" if labels else ""),
         solve=solve.solve,
         demonstrate=partial(_demonstrate, options),
         attacks=partial(_attacks, find),

@@ -11,17 +11,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 
-from agentrl_jax.protocol import Action, Check, Snapshot, Task, Verdict
+from agentrl_jax.protocol import Action, Check, Snapshot, StopReason, Task, Verdict
 
+from ..endings import never, unfinished
 from . import variations
 from .compare import Expected, expected, matches, orders
 from .engine import Reader, Refused
 from .env import unpack
 
-VERSION = "1"
+VERSION = "2"
 
 
-def verify(task: Task, initial: Snapshot, actions: Sequence[Action], final: Snapshot) -> Verdict:
+def verify(
+    task: Task, initial: Snapshot, actions: Sequence[Action], final: Snapshot, stop: StopReason | None = None
+) -> Verdict:
     """Measures one episode.
 
     Constraints: `database_unchanged`; `answer_explained` - the answer in the final state was given by an action.
@@ -33,7 +36,7 @@ def verify(task: Task, initial: Snapshot, actions: Sequence[Action], final: Snap
     given = [call.arguments.get("sql") for call in calls if call.name == "answer"]
     explained = state.answer is None or state.answer in given
     count = sum(max(1, len(action.calls)) for action in actions)
-    outcome, seen, diagnostics = _outcome(task, before, state.answer)
+    outcome, seen, diagnostics = _outcome(task, before, state.answer, stop)
     return Verdict(
         constraints=(
             Check(
@@ -43,12 +46,19 @@ def verify(task: Task, initial: Snapshot, actions: Sequence[Action], final: Snap
         ),
         outcome=outcome,
         quality=max(0.0, 1.0 - max(0, count - task.data["calls"]) / task.data["calls"]),
-        diagnostics={"calls": count, "answered": state.answer is not None, **diagnostics},
+        diagnostics={
+            "calls": count,
+            "answered": state.answer is not None,
+            "unfinished": unfinished(state.answer is not None, stop),
+            **diagnostics,
+        },
         evidence=tuple(seen),
     )
 
 
-def _outcome(task: Task, data: bytes, answer: str | None) -> tuple[bool | None, list[str], dict]:
+def _outcome(
+    task: Task, data: bytes, answer: str | None, stop: StopReason | None
+) -> tuple[bool | None, list[str], dict]:
     try:
         cases = _cases(data, task.data["gold"], task.data["seed"])
     except Refused as error:
@@ -56,7 +66,7 @@ def _outcome(task: Task, data: bytes, answer: str | None) -> tuple[bool | None, 
     if len(cases) < 2:
         return None, ["no variation of the data changes the gold query's rows"], {}
     if answer is None:
-        return False, ["no answer"], {}
+        return False, [never("answer", stop)], {}
     given = []
     for database, gold in cases:
         reader = Reader(database)

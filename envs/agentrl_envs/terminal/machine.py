@@ -15,6 +15,7 @@ from .tree import Entry, TooLarge, Tree, from_tar, to_tar
 
 SHELL = "/bin/bash"
 TIME_S = 5.0  # of one command
+START_S = 30.0  # of a service, which no policy is to answer for
 BOXES = sandbox.Limits(
     time_s=TIME_S, memory_bytes=256 << 20, processes=48, disk_bytes=16 << 20, files=2_000, output_bytes=1 << 16
 )
@@ -83,7 +84,7 @@ class Machine:
 
     def _start(self, box: sandbox.Sandbox, services: Sequence[str]) -> None:
         for name in services:
-            started = box.run([SHELL, "-c", SERVICE, SHELL, name])
+            started = box.run([SHELL, "-c", SERVICE, SHELL, name], timeout_s=START_S)
             if not started.ok:
                 raise sandbox.SandboxError(f"the service {name} did not start: {started.stderr[-200:]!r}")
 

@@ -11,9 +11,10 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from agentrl_jax.protocol import Action, Check, Snapshot, Task, Verdict
+from agentrl_jax.protocol import Action, Check, Snapshot, StopReason, Task, Verdict
 
 from .. import sandbox
+from ..endings import unfinished
 from . import episode
 from .assertions import failure, paths, unpacked
 from .env import plain, problem
@@ -22,7 +23,7 @@ from .machine import Machine
 from .tree import Entry, Tree, changes
 from .variants import variant
 
-VERSION = "1"
+VERSION = "2"
 
 
 class Ending(NamedTuple):
@@ -33,7 +34,14 @@ class Ending(NamedTuple):
     stopped: int
 
 
-def verify(backend: str, task: Task, initial: Snapshot, actions: Sequence[Action], final: Snapshot) -> Verdict:
+def verify(
+    backend: str,
+    task: Task,
+    initial: Snapshot,
+    actions: Sequence[Action],
+    final: Snapshot,
+    stop: StopReason | None = None,
+) -> Verdict:
     """Measures one episode.
 
     Constraint: `no_undeclared_change` - no path, and no service, differs from the start that the task (or its gold
@@ -59,6 +67,7 @@ def verify(backend: str, task: Task, initial: Snapshot, actions: Sequence[Action
         diagnostics={
             "commands": len(commands),
             "finished": end.finished,
+            "unfinished": unfinished(end.finished, stop),
             "failures": len(failures),
             "first_failure": plain(failures[0]) if failures else "",
             "verifier_error": broken,

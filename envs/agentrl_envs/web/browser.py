@@ -27,6 +27,7 @@ FLAGS = (
     "--disable-component-update", "--disable-sync", "--host-resolver-rules=MAP * ~NOTFOUND",
 )  # fmt: skip
 BOOT_S, CALL_S, CLOSE_S = 60.0, 30.0, 10.0
+IDLE_S = 0.05  # without a call for so long, there is time to make ready what the next episode will ask for
 LABEL = "--agentrl-run="
 
 
@@ -57,6 +58,8 @@ class Browser:
         self.owner = os.getpid()
         self.label = f"{LABEL}{os.environ.get('AGENTRL_RUN_LABEL', 'local')}-{self.owner}"
         self.broken = False
+        self._ahead: Callable[[Any], Any] | None = None
+        self._ready: Any = None
         reap()
         self._work: queue.SimpleQueue[tuple[Callable[[Any], Any], Future] | None] = queue.SimpleQueue()
         ready: Future = Future()
@@ -71,6 +74,13 @@ class Browser:
         answer: Future = Future()
         self._work.put((function, answer))
         return self._await(answer, CALL_S)
+
+    def take(self, make: Callable[[Any], T], chromium: Any) -> T:
+        """What `make` gives, on the browser's thread: made ahead where there was time for it, never given twice. From
+        now on one is made ahead whenever nothing is asked for."""
+        ready, self._ready = self._ready, None
+        self._ahead = make
+        return make(chromium) if ready is None else ready
 
     def pids(self) -> list[int]:
         """Chromium's main process, by this browser's label; the others end with it."""
@@ -123,7 +133,7 @@ class Browser:
                     handle_sighup=False,
                 )
                 ready.set_result(None)
-                while (item := self._work.get()) is not None:
+                while (item := self._next(chromium)) is not None:
                     function, answer = item
                     try:
                         answer.set_result(function(chromium))
@@ -134,6 +144,18 @@ class Browser:
         except Exception as error:
             if not ready.done():
                 ready.set_exception(error)
+
+    def _next(self, chromium: Any) -> tuple[Callable[[Any], Any], Future] | None:
+        """The next call; where none comes soon, something is made ahead of it."""
+        if self._ahead is not None and self._ready is None:
+            try:
+                return self._work.get(timeout=IDLE_S)
+            except queue.Empty:
+                try:
+                    self._ready = self._ahead(chromium)
+                except Exception:  # the browser died: the next call finds that out, and says so
+                    self._ahead = None
+        return self._work.get()
 
 
 def labelled() -> list[tuple[int, str]]:

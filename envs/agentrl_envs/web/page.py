@@ -45,26 +45,24 @@ class Page:
     def open(self, html: str, seed: int) -> None:
         """Serves `html` once and starts it, with chance from `seed`. A browser that died unnoticed is replaced."""
 
-        def start(chromium: Any) -> None:  # whatever is open is known to `close`, also when this is cut short
-            context = self._context = chromium.new_context(
-                viewport=VIEWPORT, locale="en-US", timezone_id="UTC", accept_downloads=False, service_workers="block"
-            )
+        def start(chromium: Any) -> None:
+            context, page = chosen.take(_blank, chromium)
             context.add_init_script(_world().replace("(SEED)", f"({seed})"))
+            self._context, self._page = context, page  # it answers: whatever fails from now on is not its being dead
             context.route("**/*", lambda route: self._answer(route, html))
-            page = self._page = context.new_page()
             context.on("page", self._refuse_popup)
             page.goto(ADDRESS, wait_until="load")
             self.view = page.evaluate(f"__world.begin({SETTLE_MS})")
             self.query = self.view.pop("query")
 
-        self._browser = browser()
+        self._browser = chosen = browser()
         try:
-            self._browser.do(start)
+            chosen.do(start)
         except BrowserError:
             if self._context is not None:
                 raise
-            self._browser = browser()
-            self._browser.do(start)
+            self._browser = chosen = browser()
+            chosen.do(start)
 
     def _answer(self, route: Any, html: str) -> None:
         if route.request.url == ADDRESS and route.request.is_navigation_request() and not self._served:
@@ -108,6 +106,14 @@ class Page:
         if self._browser is None:
             raise BrowserError("the page is closed")
         return self._browser.do(lambda _: function())
+
+
+def _blank(chromium: Any) -> tuple[Any, Any]:
+    """A context that nobody has used, and an empty page in it: half of what opening a page takes."""
+    context = chromium.new_context(
+        viewport=VIEWPORT, locale="en-US", timezone_id="UTC", accept_downloads=False, service_workers="block"
+    )
+    return context, context.new_page()
 
 
 def _click(page: Any, arguments: Mapping[str, Any]) -> str | None:

@@ -11,14 +11,17 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from agentrl_jax.protocol import Action, Check, Snapshot, Task, Verdict
+from agentrl_jax.protocol import Action, Check, Snapshot, StopReason, Task, Verdict
 
+from ..endings import unfinished
 from . import goals
 
-VERSION = "1"
+VERSION = "2"
 
 
-def verify(task: Task, initial: Snapshot, actions: Sequence[Action], final: Snapshot) -> Verdict:
+def verify(
+    task: Task, initial: Snapshot, actions: Sequence[Action], final: Snapshot, stop: StopReason | None = None
+) -> Verdict:
     """Measures one episode.
 
     Constraints: `history_explained` - the state's history is the initial one and then the episode's calls;
@@ -44,6 +47,7 @@ def verify(task: Task, initial: Snapshot, actions: Sequence[Action], final: Snap
         diagnostics={
             "calls": sum(len(action.calls) for action in actions),
             "page_ended": end["ended"],
+            "unfinished": unfinished(end["ended"], stop),
             "page_reward": end["reward"],
         },
         evidence=(str(end["page"]),),

@@ -11,13 +11,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from agentrl_jax.protocol import Action, Check, Snapshot, Task, Verdict
+from agentrl_jax.protocol import Action, Check, Snapshot, StopReason, Task, Verdict
 
+from ..endings import unfinished
 from . import dry, policy, schema, tools
 from .options import Options
 from .schema import Change
 
-VERSION = "1"
+VERSION = "2"
 
 
 @dataclass(slots=True)
@@ -34,7 +35,14 @@ class Replay:
     dump: dict = field(default_factory=dict)
 
 
-def verify(options: Options, task: Task, initial: Snapshot, actions: Sequence[Action], final: Snapshot) -> Verdict:
+def verify(
+    options: Options,
+    task: Task,
+    initial: Snapshot,
+    actions: Sequence[Action],
+    final: Snapshot,
+    stop: StopReason | None = None,
+) -> Verdict:
     """Measures one episode.
 
     Constraints: `policy_kept` - each write that was carried out was allowed when it happened;
@@ -72,6 +80,7 @@ def verify(options: Options, task: Task, initial: Snapshot, actions: Sequence[Ac
             "refusal_expected": data["finish"] == "refused",
             "reason": data["reason"],
             "finished": replay.finished or "",
+            "unfinished": unfinished(replay.finished is not None, stop),
             "goal_reached": reached,
             "evidence_read": evidence_read,
         },

@@ -13,11 +13,12 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
-from agentrl_jax.protocol import Action, Cause, Check, Json, Snapshot, Status, Task, Verdict
+from agentrl_jax.protocol import Action, Cause, Check, Json, Snapshot, Status, StopReason, Task, Verdict
 
+from ..endings import unfinished
 from . import gate, rules, tools
 
-VERSION = "1"
+VERSION = "2"
 Judge = Callable[[Mapping[str, Any], str, str], str]  # (brief, first, second) -> one of ANSWERS
 ANSWERS = ("first", "second", "tie")
 SWAPPED = {"first": "second", "second": "first", "tie": "tie"}
@@ -38,7 +39,14 @@ def load(target: str) -> Judge:
     return cast("Judge", found)
 
 
-def verify(judge: Judge, task: Task, initial: Snapshot, actions: Sequence[Action], final: Snapshot) -> Verdict:
+def verify(
+    judge: Judge,
+    task: Task,
+    initial: Snapshot,
+    actions: Sequence[Action],
+    final: Snapshot,
+    stop: StopReason | None = None,
+) -> Verdict:
     """Measures one episode. Outcome: 1.0 preferred, 0.5 as good, 0.0 worse or not submitted, None unscored.
     Quality: 1 - (calls beyond the reference's) / (the reference's), at least 0."""
     start, end = json.loads(initial.data), json.loads(final.data)
@@ -49,6 +57,7 @@ def verify(judge: Judge, task: Task, initial: Snapshot, actions: Sequence[Action
     met = rules.measure(task.data["brief"], draft)
     diagnostics: dict[str, Json] = {
         "calls": calls, "invalid_calls": invalid, "submitted": end["submitted"],
+        "unfinished": unfinished(end["submitted"], stop),
         "requirements": len(met), "unmet": [name for name, fine in met.items() if not fine],
     }  # fmt: skip
     outcome: float | None = 0.0

@@ -17,7 +17,7 @@ from agentrl_envs.sandbox import Sandbox, docker, open_sandbox
 from agentrl_envs.sandbox.opening import works
 
 Make = Callable[..., Sandbox]
-BACKENDS = ["namespaces", "landlock", pytest.param("docker", marks=pytest.mark.slow)]
+BACKENDS = ["namespaces", "landlock", *(pytest.param(name, marks=pytest.mark.slow) for name in ("docker", "gvisor"))]
 
 
 @pytest.fixture(scope="session")
@@ -34,7 +34,9 @@ def docker_engine() -> Iterator[None]:
 @pytest.fixture(params=BACKENDS)
 def backend(request: pytest.FixtureRequest) -> str:
     """The name of a back end that works here."""
-    if request.param == "docker":
+    if request.param == "gvisor" and (why_not := engine.gvisor_missing()):
+        pytest.skip(why_not)
+    if request.param in ("docker", "gvisor"):
         request.getfixturevalue("docker_engine")
     elif why_not := works(request.param):
         pytest.skip(f"{request.param}: {why_not}")
@@ -48,7 +50,8 @@ def make(backend: str) -> Iterator[Make]:
 
     def opened(files: Any = None, *, fresh: bool = False, **options: Any) -> Sandbox:
         label = f"tests-{time.monotonic_ns()}" if fresh else "tests"
-        boxes.append(open_sandbox(files, **{"backend": backend, "run_label": label, **options}))
+        chosen = {"backend": "docker", "runtime": "runsc"} if backend == "gvisor" else {"backend": backend}
+        boxes.append(open_sandbox(files, **{**chosen, "run_label": label, **options}))
         return boxes[-1]
 
     yield opened

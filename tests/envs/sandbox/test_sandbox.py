@@ -179,7 +179,9 @@ def test_another_thread_can_close_a_box_that_is_busy(make: Make) -> None:
     assert result.ended
 
 
-def test_a_box_that_is_killed_ends_its_command_and_only_itself(make: Make) -> None:
+def test_a_box_that_is_killed_ends_its_command_and_only_itself(make: Make, backend: str) -> None:
+    if backend == "gvisor":
+        pytest.skip("gvisor: the host sees no process of a box, so that none can be picked out")
     box, other = make(), make()
     agent = agent_of(box)
     with once_it_runs(lambda: os.kill(agent, 9)) as command:

@@ -17,10 +17,10 @@ HOME = b"/workspace"
 
 
 class Agent:
-    """Serves one channel until it closes."""
+    """Serves one channel until it closes. `owner`: the uid that has the files, where it is not the agent's own."""
 
-    def __init__(self, reader, writer, home, runner):
-        self.reader, self.writer, self.home, self.runner = reader, writer, home, runner
+    def __init__(self, reader, writer, home, runner, owner=None):
+        self.reader, self.writer, self.home, self.runner, self.owner = reader, writer, home, runner, owner
 
     def serve(self):
         """Answers until the channel ends."""
@@ -77,6 +77,8 @@ class Agent:
         try:
             if not stat.S_ISREG(os.fstat(handle).st_mode):
                 raise files.Unfit("not a regular file")
+            if self.owner is not None:
+                os.fchown(handle, self.owner, self.owner)
             os.ftruncate(handle, 0)
             _write(handle, data)
             os.fchmod(handle, int(mode))
@@ -89,10 +91,15 @@ class Agent:
         above = linux.open_beneath(self.home, parent or b".", os.O_DIRECTORY | os.O_PATH)
         try:
             os.mkdir(name, 0o755, dir_fd=above)
+            self._hand_over(name, above)
         except FileExistsError:
             pass
         finally:
             os.close(above)
+
+    def _hand_over(self, name, fd):
+        if self.owner is not None:
+            os.chown(name, self.owner, self.owner, dir_fd=fd, follow_symlinks=False)
 
     def _on_remove(self, path):
         parent, _, name = self._relative(path).rpartition(b"/")
@@ -128,6 +135,9 @@ class Agent:
         self.runner.kill()
         files.clear(self.home)
         files.fill(self.home, tar.unpack(archive))
+        if self.owner is not None:
+            for _, fd, name, _ in files.walk(self.home):
+                self._hand_over(name, fd)
         return ("ok",)
 
     def _on_processes(self):
@@ -200,12 +210,12 @@ def _write_all(fd, pieces):
     _write(fd, small)
 
 
-def start(reader, writer, home, runner):
+def start(reader, writer, home, runner, owner=None):
     """Becomes the agent of a workspace; never returns."""
     for each in (linux.SIGINT, linux.SIGTERM, linux.SIGHUP, linux.SIGPIPE):
         linux.signal(each, linux.SIG_IGN)
     os.umask(0)
     try:
-        Agent(reader, writer, home, runner).serve()
+        Agent(reader, writer, home, runner, owner).serve()
     finally:
         os._exit(1)

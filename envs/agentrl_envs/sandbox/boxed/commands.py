@@ -20,14 +20,32 @@ BASE_ENV = {
 
 
 class Output:
-    """The first and the last bytes of a stream, up to `most` of them."""
+    """The first and the last bytes of a stream, up to `most` of them.
 
-    def __init__(self, most):
+    `names` are pairs of equal length: wherever the first one stands in the stream, also where two reads of it meet, the
+    second is taken in its place.
+    """
+
+    def __init__(self, most, names=()):
         self.head, self.tail, self.most, self.total = bytearray(), bytearray(), most, 0
+        self.names, self.held = names, b""
 
     def add(self, data):
         """Takes the next bytes."""
         self.total += len(data)
+        if self.names:
+            data = self._renamed(self.held + data)
+        self._keep(data)
+
+    def _renamed(self, data):
+        """Without what may be the beginning of a name: it is held back until more is read."""
+        for real, shown in self.names:
+            data = data.replace(real, shown)
+        begun = max(_begun(data, real) for real, _ in self.names)
+        self.held = data[len(data) - begun :]
+        return data[: len(data) - begun]
+
+    def _keep(self, data):
         room = self.most - self.most // 2 - len(self.head)
         if room > 0:
             self.head += data[:room]
@@ -39,6 +57,8 @@ class Output:
 
     def value(self):
         """What is kept, and whether that is less than all."""
+        self._keep(self.held)
+        self.held = b""
         kept = self.most // 2
         if self.total <= self.most:
             return bytes(self.head + self.tail), False
@@ -47,13 +67,19 @@ class Output:
         return bytes(self.head) + b"\n[... %d bytes cut ...]\n" % cut + tail, True
 
 
+def _begun(data, name):
+    """How many of the last bytes are the first ones of the name, which is not whole."""
+    return next((n for n in range(len(name) - 1, 0, -1) if data.endswith(name[:n])), 0)
+
+
 class Runner:
     """Starts commands one after the other, and keeps watch over what they leave running."""
 
-    def __init__(self, limits, restrict=None, reader=-1, watch=None, kill_all=None, pids=None, env=None):
+    def __init__(self, limits, restrict=None, reader=-1, watch=None, kill_all=None, pids=None, env=None, names=()):
         self.limits, self.restrict, self.reader = limits, restrict, reader
         self._watch, self._kill_all, self._pids = watch, kill_all, pids
         self.env = dict(BASE_ENV if env is None else env)
+        self.names = names
         self.left = []  # ends of pipes that something still writes to
         self._empty = True
         self._null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
@@ -82,7 +108,7 @@ class Runner:
         self._empty = False
         for fd in (out[1], err[1], *([feed[0]] if feed else [])):
             os.close(fd)
-        streams = {out[0]: Output(self.limits.output_bytes), err[0]: Output(self.limits.output_bytes)}
+        streams = {end[0]: Output(self.limits.output_bytes, self.names) for end in (out, err)}
         code, limit = self._attend(pid, streams, feed[1] if feed else None, stdin, started + timeout)
         (first, cut), (second, cut_too) = [each.value() for each in streams.values()]
         wall = time.monotonic() - started
@@ -129,9 +155,10 @@ class Runner:
             os._exit(code)
 
     def _attend(self, pid, streams, feed, stdin, deadline):
-        ended = os.pidfd_open(pid)
+        ended = _end_of(pid)
         poll, pending = select.poll(), memoryview(stdin)
-        poll.register(ended, select.POLLIN)
+        if ended is not None:
+            poll.register(ended, select.POLLIN)
         poll.register(self._bell, select.POLLIN)
         poll.register(self.reader, 0)  # only its end
         for fd in streams:
@@ -157,7 +184,7 @@ class Runner:
                 if any(fd == self._bell for fd, _ in events):
                     os.read(self._bell, 512)
                     reap_but(pid)  # else orphans that ended count against the limit on processes
-                if any(fd == ended for fd, _ in events):
+                if any(fd == ended for fd, _ in events) or (ended is None and _has_ended(pid)):
                     break
                 now = time.monotonic()
                 if limit is None and now >= deadline:
@@ -170,7 +197,8 @@ class Runner:
                     self.kill(but=pid)
             return self._collect(pid, streams, open_ones), limit
         finally:
-            os.close(ended)
+            if ended is not None:
+                os.close(ended)
             if feed is not None and pending is not None:
                 os.close(feed)
 
@@ -294,7 +322,7 @@ def words_of(pid):
         try:
             with open(f"/proc/{pid}/cmdline", "rb") as handle:
                 argv = handle.read(1 << 16).split(b"\0")[:-1]
-            if _ending(pid):
+            if _is_ending(pid):
                 return None
         except OSError:  # it is gone
             return None
@@ -304,12 +332,26 @@ def words_of(pid):
     return argv
 
 
-def _ending(pid):
+def _is_ending(pid):
     """Whether a process is on its way out, or a SIGKILL on its way to it."""
     with open(f"/proc/{pid}/stat", "rb") as handle:
         fields = handle.read(1024).rpartition(b")")[2].split()
     state, flags, pending = fields[0], int(fields[6]), int(fields[28])
     return state in (b"Z", b"X") or bool(flags & _EXITING or pending & 1 << linux.SIGKILL - 1)
+
+
+def _end_of(pid):
+    """A descriptor that tells when the process has ended, or None: gVisor has none. There, each tick looks."""
+    try:
+        return os.pidfd_open(pid)
+    except OSError as error:
+        if error.errno != errno.ENOSYS:
+            raise
+        return None
+
+
+def _has_ended(pid):
+    return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
 
 def reap_but(pid):

@@ -406,7 +406,16 @@ def limit(limits, processes):
     ):  # fmt: skip
         hard = resource.getrlimit(name)[1]
         value = value if hard == resource.RLIM_INFINITY else min(value, hard)
-        resource.setrlimit(name, (value, value))
+        try:
+            resource.setrlimit(name, (value, value))
+        except ValueError:  # lowering one is never refused, but by gVisor where its kernel has no such thing
+            if name not in (
+                resource.RLIMIT_MSGQUEUE,
+                resource.RLIMIT_MEMLOCK,
+                resource.RLIMIT_NICE,
+                resource.RLIMIT_RTPRIO,
+            ):
+                raise
 
 
 def _confine(limits):

@@ -1,6 +1,7 @@
 """The system calls that Python has no name for, by ctypes."""
 
 import ctypes
+import errno
 import os
 import struct
 
@@ -150,7 +151,49 @@ BENEATH, NO_MAGICLINKS = 0x08, 0x02
 def open_beneath(directory, path, flags, mode=0, resolve=BENEATH | NO_MAGICLINKS):
     """openat2(2): no component of the path, nor any link in it, leaves the directory."""
     how = struct.pack("<QQQ", flags | os.O_CLOEXEC, mode, resolve)
-    return call("openat2", directory, ctypes.c_char_p(os.fsencode(path)), ctypes.c_char_p(how), len(how))
+    try:
+        return call("openat2", directory, ctypes.c_char_p(os.fsencode(path)), ctypes.c_char_p(how), len(how))
+    except OSError as error:
+        if error.errno != errno.ENOSYS:
+            raise
+    return walk_beneath(directory, os.fsencode(path), flags, mode)
+
+
+def walk_beneath(directory, path, flags, mode=0):
+    """The same for a kernel that lacks the call, as gVisor's does: component by component, links read and not followed.
+    Each directory on the way is held open, and `..` goes back to the one before."""
+    parts, opened, links = _parts(path), [], 0
+    try:
+        while parts:
+            name, at = parts.pop(0), opened[-1] if opened else directory
+            if name == b"..":
+                if not opened:
+                    raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
+                os.close(opened.pop())
+                continue
+            try:
+                target = os.readlink(name, dir_fd=at)
+            except OSError:  # no link, or nothing at all
+                target = None
+            if target is not None:
+                links += 1
+                if links > 40:
+                    raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
+                parts = _parts(target) + parts
+            elif parts:
+                opened.append(os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=at))
+            else:
+                return os.open(name, flags | os.O_NOFOLLOW | os.O_CLOEXEC, mode, dir_fd=at)
+        return os.open(b".", flags | os.O_CLOEXEC, mode, dir_fd=opened[-1] if opened else directory)
+    finally:
+        for fd in opened:
+            os.close(fd)
+
+
+def _parts(path):
+    if path.startswith(b"/"):
+        raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
+    return [part for part in path.split(b"/") if part not in (b"", b".")]
 
 
 def install_filter(program):

@@ -13,6 +13,8 @@ from . import agent, commands, files, frames, keeper, landlock, linux, seccomp
 
 _DEVICES = (b"/dev/null", b"/dev/zero", b"/dev/full", b"/dev/random", b"/dev/urandom")
 _ALSO_SEEN = (b"/proc/cpuinfo", b"/proc/meminfo", b"/proc/stat", b"/proc/filesystems", b"/etc/nsswitch.conf")
+_SHOWN_WORKSPACE, _SHOWN_TMP, _SHOWN_UID = b"/workspace", b"/tmp/local", b"%d" % (1 << 30)
+_LETTERS = b"abcdefghijklmnopqrstuvwxyz0123456789"
 _DISK_EVERY = 10  # ticks between two looks at the disk
 
 
@@ -60,6 +62,8 @@ def _guard(parent, pid, place):
         commands.reap_but(pid)
     os.kill(pid, linux.SIGKILL)
     end_tree()
+    for name in os.listdir(place):
+        remove_box(place + b"/" + name)
     remove(place)
     os._exit(0)
 
@@ -130,6 +134,29 @@ def remove(place):
         return
 
 
+def remove_box(place):
+    """Removes what a box's links lead to, and them."""
+    for inner in (b"/workspace", b"/tmp"):
+        try:
+            remove(os.readlink(place + inner))
+        except OSError:
+            continue
+    remove(place)
+
+
+def claim(uid):
+    """A directory of a box. Its path is as long as the names that it is shown under, so that no count differs."""
+    while True:
+        path = b"/tmp/_" + bytes(_LETTERS[byte % len(_LETTERS)] for byte in os.urandom(4))
+        try:
+            os.mkdir(path, 0o700)
+        except FileExistsError:
+            continue
+        if uid is not None:
+            os.chown(path, uid, uid)
+        return path
+
+
 class Warden(keeper.Answers):
     """Opens and ends boxes as it is told."""
 
@@ -137,19 +164,24 @@ class Warden(keeper.Answers):
         self.setup, self.boxes = setup, {}
 
     def on_open(self, channel, name, *values):
-        """Starts an agent; its workspace is filled over its own channel."""
+        """Starts an agent; its workspace is filled over its own channel. Answers with what is different in every box,
+        each followed by what is shown in its place."""
         limits, place = keeper.Limits(values), self.setup.place + b"/" + name
         uid = self._uid(int(name))
         os.mkdir(place, 0o711)
-        for inner in (b"/workspace", b"/tmp"):
-            os.mkdir(place + inner, 0o700)
-            if uid is not None:
-                os.chown(place + inner, uid, uid)
+        names = []
+        for inner, shown in ((b"/workspace", _SHOWN_WORKSPACE), (b"/tmp", _SHOWN_TMP)):
+            path = claim(uid)
+            os.symlink(path, place + inner)  # by which it is found where all else is lost
+            names.append((path, shown))
+        names.append((self.setup.label, b"0" * len(self.setup.label)))
+        if uid is not None:
+            names.append((b"%d" % uid, _SHOWN_UID))
         pid = os.fork()
         if not pid:
-            _box(channel, place, limits, self.setup, uid)
+            _box(channel, names, limits, self.setup, uid)
         self.boxes[int(name)] = (pid, uid, place)
-        return "ok", int(uid is not None)
+        return "ok", *(part for pair in names for part in pair)
 
     def _uid(self, name):
         """Root gives every box a uid of its own; 0 in the set-up means that there is no range to take it from."""
@@ -171,7 +203,7 @@ class Warden(keeper.Answers):
             if uid is not None:
                 _end_uid(uid)
             self._end_strays()
-            remove(place)
+            remove_box(place)
         return ("ok",)
 
     def _end_strays(self):
@@ -220,7 +252,7 @@ def _end_uid(uid):
     os.waitpid(pid, 0)
 
 
-def _box(channel, place, limits, setup, uid):
+def _box(channel, names, limits, setup, uid):
     """In the fork: becomes the agent of a box."""
     try:
         keeper.only_channel(channel, "/dev/null")
@@ -230,7 +262,7 @@ def _box(channel, place, limits, setup, uid):
             os.setresuid(uid, uid, uid)
         linux.die_with_parent()  # after setresuid, which clears it
         linux.subreaper()
-        workspace, tmp = place + b"/workspace", place + b"/tmp"
+        (workspace, _), (tmp, _), *_ = names
         home = os.open(workspace, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         if setup.safe:
             linux.no_new_privileges()
@@ -241,7 +273,7 @@ def _box(channel, place, limits, setup, uid):
         restrict = _restriction(setup, workspace, tmp, uid is not None) if setup.safe else None
         runner = commands.Runner(
             limits, restrict=restrict, reader=3, watch=watch, pids=descendants, env=env,
-            kill_all=None if uid is not None else _kill_below,
+            kill_all=None if uid is not None else _kill_below, names=names,
         )  # fmt: skip
         agent.start(3, 3, home, runner)
     except BaseException as error:
