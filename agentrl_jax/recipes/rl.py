@@ -21,7 +21,7 @@ from agentrl_jax.learner.update import Update, make_update
 from agentrl_jax.recipes.evaluate import evaluate, measure
 from agentrl_jax.recipes.optimizing import make_optimizer
 from agentrl_jax.recipes.pacing import admit, capped_rate, roll_out, take_in
-from agentrl_jax.recipes.shares import global_batch, micro_batches, renumbered, summed
+from agentrl_jax.recipes.shares import dealt, global_batch, micro_batches, renumbered, summed
 from agentrl_jax.rl.objective import assign, policy_loss
 from agentrl_jax.rl.rewards import check_rewards, decided
 from agentrl_jax.rollout.collector import Finished
@@ -82,7 +82,7 @@ def rl(run: Run) -> None:
             figures = {"packed_rows": used_rows(host), "trained_tokens": carried(host, outcomes)}
             everyones = run.hosts.exchange({**figures, **run.engine.counters.since(before)})
             used, totals = [part["packed_rows"] for part in everyones], summed(everyones)
-            micro = micro_batches(used, len(host.tokens) * run.hosts.count, loop.micro_rows)
+            micro = micro_batches(used, dealt(run.rows, len(host.tokens) * len(used)), loop.micro_rows)
             batch = rescore(global_batch(host, run.rows), micro)
             batch, *credited = credit(batch, sharding.put(outcomes, run.everywhere))
             rewards, advantages = jax.device_get(credited)

@@ -1,10 +1,17 @@
 """A run to be compared on one process and on several: 20 steps of both stages, as few programs as a run can have."""
 
 import dataclasses
+import os
 
+import jax
 import small_config
 
+from agentrl_jax.recipes import meshes
 from agentrl_jax.recipes.config import Checkpoints, Evaluation, HostLimits, RunConfig, TinyPolicy
+
+if os.environ.get("IN_TURN"):  # a device of each process after another, as a torus may lay them
+    own = jax.local_device_count
+    meshes.devices = lambda: [device for k in range(own()) for device in jax.devices()[k :: own()]]
 
 
 def config() -> RunConfig:

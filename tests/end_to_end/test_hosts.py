@@ -31,8 +31,10 @@ DEVICES = 8
 FAST = "--xla_backend_optimization_level=0"
 
 
-def start(home: Path, *settings: str, processes: int, devices: int = DEVICES) -> list[subprocess.Popen[str]]:
-    """`agentrl train` on so many processes that share `devices`."""
+def start(
+    home: Path, *settings: str, processes: int, devices: int = DEVICES, **more: str
+) -> list[subprocess.Popen[str]]:
+    """`agentrl train` on so many processes that share `devices`. `more`: of their environment."""
     home.mkdir(exist_ok=True)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -47,7 +49,7 @@ def start(home: Path, *settings: str, processes: int, devices: int = DEVICES) ->
         found.append(
             subprocess.Popen(
                 [*command, *(joined if processes > 1 else [])], cwd=home, text=True,
-                env=os.environ | {"XLA_FLAGS": flags, "PYTHONPATH": paths, "JAX_PLATFORMS": "cpu"},
+                env=os.environ | {"XLA_FLAGS": flags, "PYTHONPATH": paths, "JAX_PLATFORMS": "cpu"} | more,
                 stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
             )
         )  # fmt: skip
@@ -107,7 +109,8 @@ SHORT = ("loop.steps=2", "sft.steps=2", "evaluation.episodes=2", "checkpoints.ev
 
 def test_two_processes_compute_what_one_computes(tmp_path: Path) -> None:
     alone = start(tmp_path / "one", *SHORT, processes=1, devices=4)
-    both = start(tmp_path / "two", *SHORT, "mesh.fsdp=4", processes=2, devices=4)  # params lie on both
+    # Params lie on both, and the rows of one are no stretch.
+    both = start(tmp_path / "two", *SHORT, "mesh.fsdp=4", processes=2, devices=4, IN_TURN="1")
     finish(both, limit_s=LIMIT_S)
     finish(alone, limit_s=LIMIT_S)
     np.testing.assert_allclose(losses(tmp_path / "two"), losses(tmp_path / "one"), rtol=0, atol=1e-5)

@@ -16,11 +16,12 @@ import pytest
 
 from agentrl_jax.errors import UserError
 from agentrl_jax.models import llama, lora
-from agentrl_jax.recipes import checks, plan
+from agentrl_jax.recipes import checks
 from agentrl_jax.recipes import policy as policies
 from agentrl_jax.recipes.config import Checkpoints, RunConfig
 from agentrl_jax.recipes.dry_run import dry_run
 from agentrl_jax.recipes.export import export, params_of
+from agentrl_jax.recipes.plan import shapes
 from agentrl_jax.recipes.train import train
 from agentrl_jax.runtime import pretrained
 from agentrl_jax.runtime.publish import publish
@@ -66,7 +67,7 @@ def test_a_plan_counts_masters_moments_and_what_the_host_holds(qwen: RunConfig) 
     def planned(param_dtype: str, **stage: Any) -> dict[str, Any]:
         part = "loop" if qwen.loop is not None else "sft"
         changed = {part: replace(getattr(qwen, part), **stage), "policy": replace(qwen.policy, param_dtype=param_dtype)}
-        return plan.by_shapes(plan.request(replace(qwen, **changed), "v5e:4x4", "fsdp=16"))
+        return shapes.by_shapes(shapes.request(replace(qwen, **changed), "v5e:4x4", "fsdp=16"))
 
     def sizes(report: dict[str, Any]) -> list[float]:
         found = {row["what"]: row["gib"] for row in report["resident"]}

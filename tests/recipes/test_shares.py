@@ -29,6 +29,7 @@ from agentrl_jax.rollout.records import Trajectory
 from agentrl_jax.rollout.renderers import TINY, ChatRenderer
 from agentrl_jax.rollout.tokenizer import build
 from agentrl_jax.runtime.hosts import Hosts
+from tests.recipes.tori import torus
 
 ADD, FINISH = ToolCall(name="add", arguments={"n": 3}), ToolCall(name="finish")
 LOOP = Loop(tasks=4, group=2, objective=dapo(), reward=lexicographic, width=64)
@@ -115,10 +116,38 @@ def test_the_plans_of_all_processes_are_the_plan_of_the_step(count: int) -> None
 
 
 def test_micro_batches_skip_the_rows_that_nobody_filled() -> None:
-    assert shares.micro_batches([5], 16, 4) == [0, 4]
-    assert shares.micro_batches([5, 1], 16, 4) == [0, 4, 8]
-    assert shares.micro_batches([1, 3], 16, 8) == [0, 8]
-    assert shares.micro_batches([0, 0], 16, 4) == [0]
+    assert shares.micro_batches([5], [np.arange(16)], 4) == [0, 4]
+    halves = [np.arange(8), np.arange(8, 16)]
+    assert shares.micro_batches([5, 1], halves, 4) == [0, 4, 8]
+    assert shares.micro_batches([1, 3], halves, 8) == [0, 8]
+    assert shares.micro_batches([0, 0], halves, 4) == [0]
+    in_turn = [np.asarray([0, 1, 4, 5, 8, 9]), np.asarray([2, 3, 6, 7, 10, 11])]
+    assert shares.micro_batches([2, 0], in_turn, 2) == [0]
+    assert shares.micro_batches([2, 3], in_turn, 2) == [0, 2, 6]
+
+
+def test_each_process_brings_the_rows_that_lie_on_its_devices(
+    groups: list[list[Trajectory]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a torus of 4 x 4 chips the rows of a host of 2 x 2 are not one stretch."""
+    devices = sharding.arranged((4, 4, 1, 1), torus(4, 4))
+    rows: Any = SimpleNamespace(mesh=SimpleNamespace(devices=devices), is_fully_addressable=False)
+    mine = shares.dealt(rows, 32)
+    assert sorted(np.concatenate(mine).tolist()) == list(range(32))
+    assert [len(part) for part in mine] == [8] * 4 and mine[0].tolist() == [0, 1, 2, 3, 8, 9, 10, 11]
+    host = pack(groups, rows=8, width=64, group_size=2, pad_id=0)
+    host = host._replace(turn_ids=np.arange(8 * 64, dtype=np.int32).reshape(8, 64))
+
+    def put(shape: tuple[int, ...], _: Any, part: Any) -> np.ndarray:
+        starts = mine[jax.process_index()][::2].tolist()
+        assert shape[0] == 32
+        return np.concatenate([part((slice(start, start + 2),)) for start in starts])
+
+    monkeypatch.setattr(shares.sharding, "put_shards", put)
+    monkeypatch.setattr(jax, "process_count", lambda: 4)
+    for k in range(4):
+        monkeypatch.setattr(jax, "process_index", lambda k=k: k)
+        np.testing.assert_array_equal(shares.global_batch(host, rows).turn_ids, host.turn_ids)
 
 
 def test_a_batch_of_stretches_is_spread_by_rows(groups: list[list[Trajectory]]) -> None:
