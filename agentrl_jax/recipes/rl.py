@@ -24,7 +24,6 @@ from agentrl_jax.recipes.pacing import admit, capped_rate, roll_out, take_in
 from agentrl_jax.recipes.shares import dealt, global_batch, micro_batches, renumbered, summed
 from agentrl_jax.rl.objective import assign, policy_loss
 from agentrl_jax.rl.rewards import check_rewards, decided
-from agentrl_jax.rollout.collector import Finished
 from agentrl_jax.rollout.episode import EpisodePlan
 from agentrl_jax.rollout.packing import pack, used_rows
 from agentrl_jax.rollout.records import Trajectory
@@ -67,16 +66,15 @@ def rl(run: Run) -> None:
         run.progress.note(f"learning rate {rate:.3g}: loop.rate_cap bears no more at a lag of {loop.oldest}")
     tasks = list(run.suite.tasks("train", loop.train_tasks, run.config.seed))
     ahead: deque[list[EpisodePlan]] = deque()  # the steps whose episodes have begun
-    finished = Finished()
-    if _to_evaluate(run, loop, start) and not run.is_evaluated():  # it was stopped before that was over
+    if _to_evaluate(run, loop, start) and run.success() is None:  # it was stopped before that was over
         evaluate_now(run)
     for step in range(start, loop.steps):
         run.publish()
         before: Any = replace(run.engine.counters)
         for later in range(step + len(ahead), min(step + loop.max_lag + 1, loop.steps)):
             ahead.append(plan_step(run.config.seed, later, loop, tasks))
-            admit(run, ahead[-1], finished)
-        groups, pace = roll_out(run, loop, ahead.popleft(), finished)
+            admit(run, ahead[-1], run.finished)
+        groups, pace = roll_out(run, loop, ahead.popleft(), run.finished)
         with run.clock.phase("update"):
             host, outcomes = assemble(run, loop, groups)
             figures = {"packed_rows": used_rows(host), "trained_tokens": carried(host, outcomes)}
@@ -94,7 +92,7 @@ def rl(run: Run) -> None:
         run.transcribe(groups, rewards, advantages)
         row |= {**totals, **pace}
         row |= step_figures(groups, outcomes, rewards)
-        take_in(run, finished)
+        take_in(run, run.finished)
         run.record(row, done=step + 1 == loop.steps)
         if _to_evaluate(run, loop, step + 1):
             evaluate_now(run)

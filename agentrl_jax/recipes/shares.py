@@ -7,6 +7,7 @@ of others it gets an outline, so that figures and decisions come out the same ev
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -164,22 +165,12 @@ def position(hosts: Hosts, recorded: Mapping[str, Any], left: Sequence[int] = ()
     parts = hosts.gather({name: recorded[name] for name in ("buffer", "stored")})
     if parts is None:
         return dict(recorded)
-    buffers = [part["buffer"] for part in parts]
-    names = {name for buffer in buffers for name in buffer["counts"]}
-    buffer = {
-        "group_size": buffers[0]["group_size"],
-        "counts": {name: sum(buffer["counts"].get(name, 0) for buffer in buffers) for name in sorted(names)},
-        "trajectories": [item for buffer in buffers for item in buffer["trajectories"]],
-    }
+    counts: Counter[str] = Counter()
+    for part in parts:
+        counts.update(part["buffer"]["counts"])
+    buffer = {**recorded["buffer"], "counts": dict(sorted(counts.items()))}
     stored = [part["stored"] for part in parts]
     return {**recorded, "buffer": buffer, "stored": None if None in stored else [*stored, *left]}
-
-
-def own_buffer(hosts: Hosts, data: Mapping[str, Any], tasks: int) -> dict[str, Any]:
-    """The part of a checkpoint's buffer that this process goes on with, however many there were when it was written."""
-    mine = hosts.share(tasks)
-    held = [item for item in data["trajectories"] if item["group"] % tasks in mine]
-    return {**data, "counts": data["counts"] if hosts.leads else {}, "trajectories": held}
 
 
 def left_of(stored: int | Sequence[int] | None, count: int) -> list[int]:

@@ -177,6 +177,28 @@ def test_a_signal_to_one_process_leaves_one_checkpoint_of_all(straight: Path, tm
     np.testing.assert_allclose(losses(tmp_path), losses(straight), rtol=0, atol=0)
 
 
+AHEAD = ("sft.steps=2", "loop.steps=8", "evaluation.episodes=2", "checkpoints.every=3")
+
+
+@pytest.mark.slow
+@PATIENT
+@pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 2)])
+@pytest.mark.parametrize("stop", [signal.SIGKILL, signal.SIGTERM])
+def test_p57_rollouts_ahead_go_on_in_another_number(tmp_path: Path, before: int, after: int, stop: int) -> None:
+    """Which params sample which token is a matter of time then; that each episode trains once, at its step, is not."""
+    processes = start(tmp_path, *AHEAD, processes=before, devices=4, AHEAD="1")
+    wait_for_rows(tmp_path, 6, processes)
+    for process in processes if stop == signal.SIGKILL else processes[-1:]:
+        process.send_signal(stop)
+    finish(processes, code=-stop if stop == signal.SIGKILL else 128 + stop)
+    finish(start(tmp_path, *AHEAD, "--resume", processes=after, devices=4, AHEAD="1"))
+    trained = [(step, group, member) for step, group, member, *_ in kept(tmp_path)]
+    assert trained == [(3 + group // 2, group, member) for group in range(16) for member in range(4)]
+    figures = rows(tmp_path)
+    assert [row["at"] for row in figures] == list(range(1, 11))
+    assert max(row["lag_max"] for row in figures if row["stage"] == "rl") <= 2
+
+
 @pytest.mark.slow
 @PATIENT
 def test_a_process_that_is_killed_ends_the_run_by_name(tmp_path: Path) -> None:
