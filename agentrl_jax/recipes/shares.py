@@ -115,7 +115,8 @@ def renumbered(batch: TokenBatch, groups: range, group_size: int, count: int) ->
 
 def dealt(rows: jax.sharding.NamedSharding, count: int) -> list[np.ndarray]:
     """Which of `count` rows each process brings, ascending: those that lie on its devices."""
-    owners = np.asarray(sharding.row_owners(rows.mesh.devices))
+    mesh: Any = rows.mesh
+    owners = np.asarray(sharding.row_owners(mesh.devices))
     of_row = np.repeat(owners, count // len(owners))
     return [np.flatnonzero(of_row == process) for process in sorted(set(owners.tolist()))]
 

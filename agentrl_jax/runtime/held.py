@@ -15,6 +15,7 @@ from typing import Any
 
 import jax
 import orbax.checkpoint as ocp
+from orbax.checkpoint import future
 
 from agentrl_jax.rollout.records import Trajectory
 from agentrl_jax.runtime.store import Store, Writer, committed
@@ -52,7 +53,7 @@ class HeldHandler(ocp.AsyncCheckpointHandler):
         async def write_own() -> None:
             self.save(directory, args)
 
-        return [ocp.future.CommitFutureAwaitingContractedSignals(write_own(), name="held")]
+        return [future.CommitFutureAwaitingContractedSignals(write_own(), name="held")]
 
     def save(self, directory: Any, args: Any) -> None:
         write(Path(directory) / str(jax.process_index()), args.trajectories)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,7 +14,11 @@ import numpy as np
 import pytest
 
 from agentrl_jax.protocol import Attribution, Cause, ToolCall
-from agentrl_jax.recipes import shares
+from agentrl_jax.recipes import pacing, shares
+from agentrl_jax.recipes.config import Checkpoints as CheckpointSettings
+from agentrl_jax.recipes.config import Evaluation, RunConfig, TinyPolicy
+from agentrl_jax.recipes.rl import rl
+from agentrl_jax.recipes.train import train
 from agentrl_jax.recipes.waiting import buffer_of, stop
 from agentrl_jax.rollout.buffer import Buffer
 from agentrl_jax.rollout.collect import play
@@ -23,6 +28,9 @@ from agentrl_jax.rollout.renderers import TINY, ChatRenderer
 from agentrl_jax.rollout.tokenizer import build
 from agentrl_jax.runtime import held
 from agentrl_jax.runtime.checkpoint import Checkpoints
+from agentrl_jax.runtime.interrupts import Interrupted
+from tests.end_to_end.small_config import config as small
+from tests.end_to_end.test_train import kept, parameters
 from tests.recipes.test_shares import process
 
 TASKS, GROUP = 4, 2
@@ -141,3 +149,44 @@ def test_a_stop_of_one_process_is_newer_than_one_of_two_at_the_same_step(
     stop(a_run(tmp_path, waiting=played))
     assert groups(a_run(tmp_path)) == [4, 5, 6, 7]
     assert groups(a_run(tmp_path, 0, 2)) == [4, 5]
+
+
+def config() -> RunConfig:
+    base = small()
+    assert base.loop is not None
+    return replace(
+        base, stages=(rl,), sft=None, store="trajectories", evaluation=Evaluation(episodes=2, every=0),
+        policy=TinyPolicy(layers=1, width=16, heads=2, kv_heads=1, mlp_width=32, vocab_size=512),
+        rollout=replace(base.rollout, workers=2, slots=8), checkpoints=CheckpointSettings(every=1),
+        loop=replace(base.loop, steps=3),
+    )  # fmt: skip
+
+
+@pytest.mark.slow
+def test_a_run_that_is_stopped_in_a_rollout_samples_no_episode_twice_and_ends_with_the_same_bits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    straight, stopped = tmp_path / "straight", tmp_path / "stopped"
+    train(config(), straight, quiet=True)
+    take_in = pacing.take_in
+
+    def until(run: Any, finished: Finished, *, wait: bool = False) -> None:
+        take_in(run, finished, wait=wait)
+        if run.step == 1 and len(run.buffer) >= 3:
+            raise Interrupted(signal.SIGTERM)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(pacing, "take_in", until)
+        with pytest.raises(Interrupted):
+            train(config(), stopped, quiet=True)
+    waiting = held.read(stopped / "waiting")
+    assert 3 <= len(waiting) < 8
+    train(config(), stopped, resume=True, quiet=True)
+    one, other = parameters(straight), parameters(stopped)
+    for name, value in one.items():
+        np.testing.assert_array_equal(other[name], value, err_msg=name)
+    assert kept(stopped) == kept(straight)
+    saved = sum(sum(t.action_mask) for t in waiting)
+    sampled = [[json.loads(line)["sampled"] for line in (place / "metrics.jsonl").read_text().splitlines()]
+               for place in (straight, stopped)]  # fmt: skip
+    assert sampled[1] == [sampled[0][0], sampled[0][1] - saved, sampled[0][2]]
