@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 AXES = ("data", "fsdp", "tensor", "expert")
@@ -34,7 +35,7 @@ RULES: Rules = {
 def make_mesh(
     data: int = -1, fsdp: int = 1, tensor: int = 1, expert: int = 1, *, devices: Sequence[Any] | None = None
 ) -> Mesh:
-    """A mesh over `devices` (all by default); an axis of -1 takes what the others leave.
+    """A mesh over `devices` (all by default), `arranged`; an axis of -1 takes what the others leave.
 
     Raises `ValueError` when the axes do not multiply to the number of devices.
     """
@@ -49,7 +50,32 @@ def make_mesh(
             f"mesh {dict(zip(AXES, shape, strict=True))} needs {int(np.prod(shape))} devices, found {len(found)}"
         )
     # Said rather than left to a default that differs between versions: the compiler places what the rules leave open.
-    return Mesh(np.asarray(found, dtype=object).reshape(shape), AXES, axis_types=(AxisType.Auto,) * len(AXES))
+    return Mesh(arranged(shape, found), AXES, axis_types=(AxisType.Auto,) * len(AXES))
+
+
+def arranged(shape: Sequence[int], devices: Sequence[Any]) -> np.ndarray:
+    """The devices of a mesh with axes of these sizes in the order of `AXES`: an axis runs along links of the torus.
+
+    As they come where they have no coordinates (CPU, GPU), leave holes in the torus, or would share the rows of one
+    position with devices of another process: each process brings rows of its own, see `row_owners`.
+    """
+    as_they_come = np.empty(len(devices), dtype=object)
+    as_they_come[:] = devices
+    as_they_come = as_they_come.reshape(shape)
+    if devices[0].platform != "tpu":
+        return as_they_come
+    try:
+        laid = mesh_utils.create_device_mesh(shape, devices=devices, allow_split_physical_axes=True)
+    except (AssertionError, NotImplementedError):  # holes, several slices, or two devices a chip where it knows of one
+        return as_they_come
+    return as_they_come if None in row_owners(laid) else laid
+
+
+def row_owners(devices: np.ndarray) -> list[int | None]:
+    """The process that has the rows of each position along `data` and `fsdp`; None where several processes have."""
+    places = devices.reshape(devices.shape[0] * devices.shape[1], -1)
+    owners = [{device.process_index for device in place} for place in places]
+    return [owner.pop() if len(owner) == 1 else None for owner in owners]
 
 
 def spec(logical: Sequence[str | None], rules: Rules = RULES) -> PartitionSpec:

@@ -117,15 +117,16 @@ def table(report: dict[str, Any]) -> str:
         f"{report['config']} on {report['topology']} ({report['devices']} devices; {mesh}), by {report['level']}",
         f"{verdict}: peak {report['peak_gib']:.2f} of {report['limit_gib']:.2f} GiB a device, "
         f"headroom {report['headroom_gib']:.2f}",
+        *_groups(report),
         "",
-        *_columns("GiB a device", [(row["what"], row["gib"]) for row in report["resident"]]),
+        *_resident(report),
         *(
             _columns("GiB of the host for each", [("optimizer state", report["host_gib"])])
             if report["host_gib"]
             else []
         ),
         "",
-        *_columns("peak while running", [(f"{r['program']} ({r['by']})", r["gib"]) for r in report["programs"]]),
+        *_columns("peak while running", [(_named(r), r["gib"]) for r in report["programs"]]),
         "",
         *_columns("largest arrays", [(row["array"], row["gib"]) for row in report["largest"]]),
         "",
@@ -140,6 +141,29 @@ def table(report: dict[str, Any]) -> str:
     lines += [f"change: {text}" for text in report["advice"]]
     lines += _search(report["search"])
     return "\n".join(lines)
+
+
+def _groups(report: dict[str, Any]) -> list[str]:
+    """Of a split run, how each of the two kinds of devices fares."""
+    return [
+        f"  {group['devices']} {group['on']}: peak {group['peak_gib']:.2f}, headroom {group['headroom_gib']:.2f}"
+        for group in report["groups"]
+        if len(report["groups"]) > 1
+    ]
+
+
+def _resident(report: dict[str, Any]) -> list[str]:
+    lines = []
+    for group in report["groups"]:
+        title = "GiB a device" if len(report["groups"]) == 1 else f"GiB a device of the {group['on']}"
+        held = [(row["what"], row["gib"]) for row in report["resident"] if row["on"] == group["on"]]
+        lines += _columns(title, held)
+    return lines
+
+
+def _named(row: dict[str, Any]) -> str:
+    on = "" if row["on"] == "all" else f"{row['on']}, "
+    return f"{row['program']} ({on}{row['by']})"
 
 
 def _speed(report: dict[str, Any]) -> list[str]:

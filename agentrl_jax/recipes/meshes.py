@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -41,20 +42,28 @@ def devices() -> list[Any]:
 
 
 def samplers(config: RunConfig) -> list[Any]:
-    """The devices of this process that sample: all of them, or the last `sampler_devices` where the run is split."""
-    mine = [device for device in devices() if device.process_index == jax.process_index()]
+    """The devices of this process that sample: all of them, or the last `sampler_devices` where the run is split.
+
+    Those that learn, too, are in the order of the learner's mesh: a publication then needs no step between.
+    """
+    split = config.placement == "split" or config.external.url is not None
+    found = devices() if split else list(make(config).devices.flat)
+    mine = [device for device in found if device.process_index == jax.process_index()]
     return mine[-config.sampler_devices :] if config.placement == "split" else mine
 
 
 def learners(config: RunConfig) -> list[Any]:
     """The devices of all processes that learn."""
-    if config.placement != "split":
-        return devices()
+    return without_samplers(devices(), config.sampler_devices)
+
+
+def without_samplers(found: Sequence[Any], count: int) -> list[Any]:
+    """These devices without the last `count` of each process, which sample."""
     by_process: dict[int, list[Any]] = {}
-    for device in devices():
+    for device in found:
         by_process.setdefault(device.process_index, []).append(device)
-    kept = {device for mine in by_process.values() for device in mine[: -config.sampler_devices]}
-    return [device for device in devices() if device in kept]
+    kept = {device for mine in by_process.values() for device in mine[: len(mine) - count]}
+    return [device for device in found if device in kept]
 
 
 def check_placement(config: RunConfig) -> None:

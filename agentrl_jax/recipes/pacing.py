@@ -51,7 +51,7 @@ def roll_out(
             take_in(run, finished, wait=True)
     waited = time.perf_counter() - begun
     mine = run.buffer.pop(wanted)
-    found = [t for group in mine for t in group]
+    found = run.taken = [t for group in mine for t in group]
     lags = _lags(found, run.version)
     if lags.size and lags.max() > loop.max_lag:  # the engine here cannot do that; a server can
         old = sum(any(_lags([t], run.version) > loop.max_lag) for t in found)

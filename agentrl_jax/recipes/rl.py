@@ -21,12 +21,11 @@ from agentrl_jax.learner.update import Update, make_update
 from agentrl_jax.recipes.evaluate import evaluate, measure
 from agentrl_jax.recipes.optimizing import make_optimizer
 from agentrl_jax.recipes.pacing import admit, capped_rate, roll_out, take_in
-from agentrl_jax.recipes.shares import global_batch, micro_batches, renumbered, summed
+from agentrl_jax.recipes.shares import dealt, global_batch, micro_batches, renumbered, summed
 from agentrl_jax.recipes.turn_credit import lives_on_evidence, read_step, still_blind, turn_figures
 from agentrl_jax.rl.objective import assign, policy_loss
 from agentrl_jax.rl.rewards import check_rewards, decided
 from agentrl_jax.rl.turns import on_tokens
-from agentrl_jax.rollout.collector import Finished
 from agentrl_jax.rollout.episode import EpisodePlan
 from agentrl_jax.rollout.packing import pack, used_rows
 from agentrl_jax.rollout.records import Trajectory
@@ -70,23 +69,23 @@ def rl(run: Run) -> None:
         run.progress.note(f"learning rate {rate:.3g}: loop.rate_cap bears no more at a lag of {loop.oldest}")
     tasks = list(run.suite.tasks("train", loop.train_tasks, run.config.seed))
     ahead: deque[list[EpisodePlan]] = deque()  # the steps whose episodes have begun
-    finished, blind = Finished(), lives_on_evidence(loop)
-    if _to_evaluate(run, loop, start) and not run.is_evaluated():  # it was stopped before that was over
+    blind = lives_on_evidence(loop)
+    if _to_evaluate(run, loop, start) and run.success() is None:  # it was stopped before that was over
         evaluate_now(run)
     for step in range(start, loop.steps):
         run.publish()
         before: Any = replace(run.engine.counters)
         for later in range(step + len(ahead), min(step + loop.max_lag + 1, loop.steps)):
             ahead.append(plan_step(run.config.seed, later, loop, tasks))
-            admit(run, ahead[-1], finished)
-        groups, pace = roll_out(run, loop, ahead.popleft(), finished)
+            admit(run, ahead[-1], run.finished)
+        groups, pace = roll_out(run, loop, ahead.popleft(), run.finished)
         with run.clock.phase("update"):
             host, outcomes = assemble(run, loop, groups)
             blind = blind and still_blind(run.suite.spec.name, outcomes.turns)
             figures = {"packed_rows": used_rows(host), "trained_tokens": carried(host, outcomes)}
             everyones = run.hosts.exchange({**figures, **run.engine.counters.since(before)})
             used, totals = [part["packed_rows"] for part in everyones], summed(everyones)
-            micro = micro_batches(used, len(host.tokens) * run.hosts.count, loop.micro_rows)
+            micro = micro_batches(used, dealt(run.rows, len(host.tokens) * len(used)), loop.micro_rows)
             batch = rescore(global_batch(host, run.rows), micro)
             batch, *credited = credit(batch, sharding.put(outcomes, run.everywhere))
             rewards, advantages, per_turn = jax.device_get(credited)
@@ -99,7 +98,7 @@ def rl(run: Run) -> None:
         row |= {**totals, **pace}
         row |= step_figures(groups, outcomes, rewards)
         row |= turn_figures(outcomes.turns, per_turn, outcomes.valid)
-        take_in(run, finished)
+        take_in(run, run.finished)
         run.record(row, done=step + 1 == loop.steps)
         if _to_evaluate(run, loop, step + 1):
             evaluate_now(run)

@@ -68,6 +68,8 @@ class Run:
     params: Any
     buffer: Buffer
     interrupts: Interrupts
+    finished: Finished = field(default_factory=Finished)  # where the episodes that are to be trained on arrive
+    taken: list[Trajectory] = field(default_factory=list)  # out of the buffer, for the step that is not recorded yet
     clock: Clock = field(default_factory=Clock)
     stage: str = "before"
     stage_done: bool = False
@@ -219,9 +221,16 @@ class Run:
         self.sinks.metrics(row)
         if self.hosts.leads:
             write_json(self.directory / "timing.json", self.clock.seconds)
-        shown = ("loss", "success", "reward", "violation_rate", "tokens_per_s", "validation_success")
+        shown = ("loss", "success", "reward", "violation_rate", "tokens_per_s")
         self.progress.update(self.step, **{name: row.get(name) for name in shown})
+        self.taken = []
         self.recorded = self._position(done)
+
+    def end_stage(self) -> None:
+        """Have the recorded step be the stage's last."""
+        assert self.recorded is not None
+        self.stage_done = True
+        self.recorded = {**self.recorded, "done": True}
 
     def settle(self) -> None:
         """The end of a step: checkpoint when due, and stop where a signal asked for it."""
@@ -233,18 +242,27 @@ class Run:
             self.interrupts.check()
 
     def keep(self) -> None:
-        """Checkpoint the last recorded step, unless that is done or the params have gone on since."""
+        """Checkpoint the last recorded step, unless that is done or the params have gone on since.
+
+        Of the episodes under way those that are over are kept; the others begin anew.
+        """
         if self.recorded is None or self.recorded["at"] != self.at or self.kept == self.at:
             return
-        recorded = {**self.recorded, "buffer": self.recorded["buffer"].to_json()}
+        buffer = {"group_size": self.buffer.group_size, "counts": dict(self.buffer.counts)}
+        recorded = {**self.recorded, "buffer": buffer, "processes": self.hosts.count}
         record = position(self.hosts, recorded, self.stored_left)
         score = self.measured[1] if self.measured is not None and self.measured[0] == self.at else None
         with self.clock.phase("checkpoint"):
-            self.checkpoints.save(self.at, self._tree(self.state), record, score=score)
+            self.checkpoints.save(self.at, self._tree(self.state), record, held=self.waiting, score=score)
         self.kept = self.at
 
+    @property
+    def waiting(self) -> list[Trajectory]:
+        """What was sampled for steps that are not recorded yet, whether a step has begun with it or not."""
+        return [*self.buffer.held(), *self.taken]
+
     def _position(self, done: bool) -> dict[str, Any]:
-        """Where the run stands. Of the episodes under way the finished ones are kept; the others begin anew."""
+        """Where the run stands, but for the buffer."""
         return {
             "stage": self.stage,
             "step": self.step,
@@ -255,7 +273,6 @@ class Run:
             "version": self.version - (self.published is self.params),
             "trained_tokens": self.trained_tokens,
             "seconds": self.clock.seconds,
-            "buffer": self.buffer.copy(),
             "stored": None if self.store is None else len(self.store),
             "shown": self.shown,
         }
@@ -286,15 +303,18 @@ class Run:
         path = self.directory / "evaluations.jsonl"
         return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
-    def is_evaluated(self) -> bool:
-        """Whether there is an evaluation in the middle of the stage at this step."""
+    def success(self) -> float | None:
+        """What an evaluation in the middle of the stage has found at this step; None where there was none."""
         rows = self.evaluations() if self.hosts.leads else []  # another may see the file without its last lines
-        return self.hosts.first(any(row["at"] == self.at and not row.get("final") for row in rows))
+        found = [row["success"] for row in rows if row["at"] == self.at and not row.get("final")]
+        return self.hosts.first(float(found[-1]) if found else None)
 
-    def evaluated(self, row: dict[str, Any]) -> None:
+    def evaluated(self, row: dict[str, Any], *, best: bool = True) -> None:
+        """Write what an evaluation has found; where it counts for the `best` checkpoints, this step's has its score."""
         self.sinks.evaluation(row)
         self.clock.lap()  # rates of a step are without it
-        self.measured = self.at, float(row["success"])
+        if best:
+            self.measured = self.at, float(row["success"])
         self.progress.note(
             f"{row['split']} success {100 * row['success']:.1f} %, violations {100 * row['violation_rate']:.1f} %, "
             f"{row['mean_tool_calls']:.1f} tool calls ({row['scored']} episodes)"

@@ -35,7 +35,8 @@ def sft(run: Run) -> None:
     handles = renamed_handles(run, settings)
     optimizer, update = optimizer_of(settings), update_of(settings, run.scorer)
     state, start = run.begin(optimizer)
-    done = run.stage_done
+    # A run that was stopped may have been stopped before the validation of its last step was over.
+    done = run.stage_done or (_to_check(settings, start) and reached(run, settings))
     for step in range(start, settings.steps):
         if done:
             break
@@ -44,11 +45,10 @@ def sft(run: Run) -> None:
             batch = sharding.put(host, run.rows)
             state, info = update.step(state, batch, range(0, settings.rows, settings.micro_rows))
             row = run.learned(state, info, trained_tokens=int(host.action_mask.sum()))
-        if settings.until_success is not None and (step + 1) % settings.check_every == 0:
-            found = check(run, settings)
-            row |= {"validation_success": found}
-            done = found >= settings.until_success
-        run.record(row, done=done or step + 1 == settings.steps)
+        run.record(row, done=step + 1 == settings.steps)
+        if _to_check(settings, step + 1) and reached(run, settings):
+            done = True
+            run.end_stage()
         run.settle()
     run.assert_compiled_once(update)
 
@@ -65,10 +65,21 @@ def update_of(settings: Sft, scorer: Scorer) -> Update:
     )
 
 
-def check(run: Run, settings: Sft) -> float:
-    run.publish()
-    row = evaluate(run, stage="sft", split="validation", episodes=settings.check_episodes, seed=_VALIDATION_SEED)
-    return float(row["success"])
+def _to_check(settings: Sft, steps: int) -> bool:
+    return settings.until_success is not None and 0 < steps < settings.steps and steps % settings.check_every == 0
+
+
+def reached(run: Run, settings: Sft) -> bool:
+    """Whether the policy succeeds at validation tasks as often as is asked for: measured at a step once."""
+    run.publish()  # also where it was measured before a stop: versions are numbered as without one
+    found = run.success()
+    if found is None:
+        episodes = settings.check_episodes
+        row = evaluate(run, stage="sft", split="validation", episodes=episodes, seed=_VALIDATION_SEED)
+        run.evaluated(row, best=False)
+        found = float(row["success"])
+    assert settings.until_success is not None
+    return found >= settings.until_success
 
 
 def select(data: TokenBatch, settings: Sft, seed: int, step: int, handles: np.ndarray) -> TokenBatch:

@@ -1,12 +1,13 @@
 """What each of several processes does of a run, and how the parts come together. One process does all of it.
 
 The groups of a step are dealt out in stretches: of P tasks, process k of N samples tasks k P/N to (k+1) P/N, and packs
-them into the same stretch of the batch's rows, which lie on its devices. Of the trajectories of others it gets an
-outline, so that figures and decisions come out the same everywhere.
+them into the rows of the batch that lie on its devices (`dealt`), wherever these are in the mesh. Of the trajectories
+of others it gets an outline, so that figures and decisions come out the same everywhere.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -44,9 +45,8 @@ def check_hosts(config: RunConfig, hosts: Hosts) -> None:
 
 def check_rows(mesh: jax.sharding.Mesh) -> None:
     """Refuses a mesh on which the devices of one process hold rows of others. Raises `UserError`."""
-    local = mesh.size // jax.process_count()
-    across = mesh.shape["tensor"] * mesh.shape["expert"]
-    if jax.process_count() > 1 and local % across:
+    if None in sharding.row_owners(mesh.devices):
+        local, across = mesh.size // jax.process_count(), mesh.shape["tensor"] * mesh.shape["expert"]
         raise UserError(
             f"mesh.tensor x mesh.expert = {across}: must divide the {local} devices of a process, so that each process "
             "holds rows of its own; give devices to mesh.fsdp"
@@ -113,30 +113,38 @@ def renumbered(batch: TokenBatch, groups: range, group_size: int, count: int) ->
     return batch._replace(trajectory_ids=ids)
 
 
+def dealt(rows: jax.sharding.NamedSharding, count: int) -> list[np.ndarray]:
+    """Which of `count` rows each process brings, ascending: those that lie on its devices."""
+    mesh: Any = rows.mesh
+    owners = np.asarray(sharding.row_owners(mesh.devices))
+    of_row = np.repeat(owners, count // len(owners))
+    return [np.flatnonzero(of_row == process) for process in sorted(set(owners.tolist()))]
+
+
 def global_batch(batch: TokenBatch, rows: jax.sharding.NamedSharding) -> TokenBatch:
-    """The global batch, of which each process brings its stretch of rows."""
+    """The global batch, of which each process brings the rows that it was `dealt`."""
     if rows.is_fully_addressable:
         return jax.device_put(batch, rows)
-    stretch = len(batch.tokens)
-    start = stretch * jax.process_index()
+    total = len(batch.tokens) * jax.process_count()
+    mine = dealt(rows, total)[jax.process_index()]
 
     def whole(field: np.ndarray) -> jax.Array:
-        shape = (stretch * jax.process_count(), *field.shape[1:])
-
         def part(index: tuple[slice, ...]) -> np.ndarray:
-            return field[index[0].start - start : index[0].stop - start]
+            at = int(np.searchsorted(mine, index[0].start))
+            return field[at : at + index[0].stop - index[0].start]
 
-        return sharding.put_shards(shape, rows, part)
+        return sharding.put_shards((total, *field.shape[1:]), rows, part)
 
     return jax.tree.map(whole, batch)
 
 
-def micro_batches(used: Sequence[int], rows: int, micro_rows: int) -> list[int]:
-    """Where the micro-batches begin that hold a token; at least one. `used`: rows with one, first in each stretch."""
-    share = rows // len(used)
+def micro_batches(used: Sequence[int], of: Sequence[np.ndarray], micro_rows: int) -> list[int]:
+    """Where the micro-batches begin that hold a token; at least one. `used`: rows with one, the first of each process;
+    `of`: the rows that it was `dealt`."""
+    rows = sum(map(len, of))
     filled = np.zeros(rows, np.bool_)
-    for k, count in enumerate(used):
-        filled[k * share : k * share + count] = True
+    for count, mine in zip(used, of, strict=True):
+        filled[mine[:count]] = True
     return [start for start in range(0, rows, micro_rows) if filled[start : start + micro_rows].any()] or [0]
 
 
@@ -158,22 +166,12 @@ def position(hosts: Hosts, recorded: Mapping[str, Any], left: Sequence[int] = ()
     parts = hosts.gather({name: recorded[name] for name in ("buffer", "stored")})
     if parts is None:
         return dict(recorded)
-    buffers = [part["buffer"] for part in parts]
-    names = {name for buffer in buffers for name in buffer["counts"]}
-    buffer = {
-        "group_size": buffers[0]["group_size"],
-        "counts": {name: sum(buffer["counts"].get(name, 0) for buffer in buffers) for name in sorted(names)},
-        "trajectories": [item for buffer in buffers for item in buffer["trajectories"]],
-    }
+    counts: Counter[str] = Counter()
+    for part in parts:
+        counts.update(part["buffer"]["counts"])
+    buffer = {**recorded["buffer"], "counts": dict(sorted(counts.items()))}
     stored = [part["stored"] for part in parts]
     return {**recorded, "buffer": buffer, "stored": None if None in stored else [*stored, *left]}
-
-
-def own_buffer(hosts: Hosts, data: Mapping[str, Any], tasks: int) -> dict[str, Any]:
-    """The part of a checkpoint's buffer that this process goes on with, however many there were when it was written."""
-    mine = hosts.share(tasks)
-    held = [item for item in data["trajectories"] if item["group"] % tasks in mine]
-    return {**data, "counts": data["counts"] if hosts.leads else {}, "trajectories": held}
 
 
 def left_of(stored: int | Sequence[int] | None, count: int) -> list[int]:

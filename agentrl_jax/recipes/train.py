@@ -27,7 +27,8 @@ from agentrl_jax.recipes.directory import Source, claimed, discard, prepare, req
 from agentrl_jax.recipes.external import open_sampler
 from agentrl_jax.recipes.keeping import open_store
 from agentrl_jax.recipes.run import Run
-from agentrl_jax.recipes.shares import HOSTS, check_hosts, check_rows, home, left_of, own_buffer, stored_of
+from agentrl_jax.recipes.shares import HOSTS, check_hosts, check_rows, home, left_of, stored_of
+from agentrl_jax.recipes.waiting import buffer_of, stop
 from agentrl_jax.rollout.buffer import Buffer
 from agentrl_jax.rollout.collect import Driver
 from agentrl_jax.rollout.collector import Collector
@@ -120,7 +121,7 @@ def _run_stages(
         _go_through_stages(run)
     except Interrupted:
         hosts.agree_to_stop()
-        run.keep()
+        stop(run)
         run.checkpoints.wait()
         raise
     run.checkpoints.wait()
@@ -296,8 +297,7 @@ def _go_back_to(run: Run, record: dict[str, Any]) -> None:
     """Take up a checkpoint's position; rows and trajectories of later steps are dropped, since they will come again."""
     run.restored, run.at, run.version = record, int(record["at"]), int(record["version"])
     run.trained_tokens, run.clock = int(record["trained_tokens"]), Clock(record["seconds"])
-    tasks = 1 if run.config.loop is None else run.config.loop.tasks
-    run.buffer = Buffer.from_json(own_buffer(run.hosts, record["buffer"], tasks))
+    run.buffer = buffer_of(run, record)
     run.shown = record.get("shown", [])
     if run.store is not None:
         run.store.truncate(stored_of(record["stored"], run.hosts.index))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 from agentrl_jax.protocol import StopReason
 from agentrl_jax.rollout.records import Trajectory
@@ -76,26 +75,15 @@ class Buffer:
         """Forget what is held of a group that is to begin anew; `counts` keep it, and as `begun_anew`."""
         self.counts["begun_anew"] += len(self._groups.pop(group, ()))
 
-    def copy(self) -> Buffer:
-        """What is held now, and the counts, whatever becomes of this one."""
-        other = Buffer(self.group_size)
-        other.counts = Counter(self.counts)
-        other._groups = {group: dict(members) for group, members in self._groups.items()}
-        return other
-
-    def to_json(self) -> dict[str, Any]:
-        """The whole state: what is held, incomplete groups too, and the counts."""
-        held = [self._groups[group][member] for group in sorted(self._groups) for member in sorted(self._groups[group])]
-        return {
-            "group_size": self.group_size,
-            "counts": dict(self.counts),
-            "trajectories": [trajectory.to_json() for trajectory in held],
-        }
+    def held(self) -> list[Trajectory]:
+        """What is there, of incomplete groups too, by group and member."""
+        return [self._groups[group][member] for group in sorted(self._groups) for member in sorted(self._groups[group])]
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Buffer:
-        buffer = cls(data["group_size"])
-        for item in data["trajectories"]:
-            buffer.add(Trajectory.from_json(item))
-        buffer.counts = Counter(data["counts"])
+    def of(cls, group_size: int, held: Iterable[Trajectory], counts: Mapping[str, int]) -> Buffer:
+        """A buffer that goes on where another one was with this `held` and these `counts`."""
+        buffer = cls(group_size)
+        for trajectory in held:
+            buffer.add(trajectory)
+        buffer.counts = Counter(counts)
         return buffer

@@ -1,4 +1,4 @@
-"""Checkpoints of the whole loop through Orbax: arrays, and a JSON record of where the loop stood.
+"""Checkpoints of the whole loop through Orbax: arrays, a JSON record of where the loop stood, waiting trajectories.
 
 A checkpoint is atomic: Orbax writes to a temporary name and renames. A process that dies while saving
 leaves the previous checkpoint the latest. Saving goes on beside the run once the arrays are on the host.
@@ -17,6 +17,8 @@ import jax.numpy as jnp
 import orbax.checkpoint as ocp
 
 from agentrl_jax.errors import UserError
+from agentrl_jax.rollout.records import Trajectory
+from agentrl_jax.runtime.held import HeldSave, parts, read
 
 
 class Restored(NamedTuple):
@@ -42,13 +44,20 @@ class Checkpoints:
     def latest(self) -> int | None:
         return self._manager.latest_step()
 
-    def save(self, number: int, state: Any, record: dict[str, Any], *, score: float | None = None) -> None:
+    def save(
+        self, number: int, state: Any, record: dict[str, Any], *, held: Sequence[Trajectory] = (),
+        score: float | None = None,
+    ) -> None:  # fmt: skip
         """Begin to write checkpoint `number`; returns once `state` is on the host and may change or be donated.
+
+        `held`: trajectories of this process that wait to be trained on.
 
         Raises `UserError` where this save, or the one before it, cannot be written.
         """
         with jax.transfer_guard("allow"), self._told():
-            arguments = ocp.args.Composite(state=ocp.args.StandardSave(state), record=ocp.args.JsonSave(record))
+            arguments = ocp.args.Composite(
+                state=ocp.args.StandardSave(state), record=ocp.args.JsonSave(record), held=HeldSave(tuple(held))
+            )
             self._manager.save(number, args=arguments, metrics={"score": score})
 
     @property
@@ -78,6 +87,11 @@ class Checkpoints:
 
     def record(self, number: int) -> dict[str, Any]:
         return self._manager.restore(number, args=ocp.args.Composite(record=ocp.args.JsonRestore()))["record"]
+
+    def held(self, number: int, process: int | None = None) -> list[Trajectory]:
+        """The trajectories that this process, or all of them where that is None, held at checkpoint `number`."""
+        places = parts(self._directory / str(number) / "held")
+        return [t for place in places if process in (None, int(place.name)) for t in read(place)]
 
     def restore(self, number: int, template: Any) -> Restored:
         """Read checkpoint `number` into the shapes, dtypes and placement of `template`."""

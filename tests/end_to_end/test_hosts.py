@@ -31,8 +31,10 @@ DEVICES = 8
 FAST = "--xla_backend_optimization_level=0"
 
 
-def start(home: Path, *settings: str, processes: int, devices: int = DEVICES) -> list[subprocess.Popen[str]]:
-    """`agentrl train` on so many processes that share `devices`."""
+def start(
+    home: Path, *settings: str, processes: int, devices: int = DEVICES, **more: str
+) -> list[subprocess.Popen[str]]:
+    """`agentrl train` on so many processes that share `devices`. `more`: of their environment."""
     home.mkdir(exist_ok=True)
     address = f"127.0.0.1:{free_port()}"
     given = re.sub(r"--xla_force_host_platform_device_count=\d+", "", os.environ["XLA_FLAGS"])
@@ -45,7 +47,7 @@ def start(home: Path, *settings: str, processes: int, devices: int = DEVICES) ->
         found.append(
             subprocess.Popen(
                 [*command, *(joined if processes > 1 else [])], cwd=home, text=True,
-                env=os.environ | {"XLA_FLAGS": flags, "PYTHONPATH": paths, "JAX_PLATFORMS": "cpu"},
+                env=os.environ | {"XLA_FLAGS": flags, "PYTHONPATH": paths, "JAX_PLATFORMS": "cpu"} | more,
                 stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
             )
         )  # fmt: skip
@@ -105,7 +107,8 @@ SHORT = ("loop.steps=2", "sft.steps=2", "evaluation.episodes=2", "checkpoints.ev
 
 def test_two_processes_compute_what_one_computes(tmp_path: Path) -> None:
     alone = start(tmp_path / "one", *SHORT, processes=1, devices=4)
-    both = start(tmp_path / "two", *SHORT, "mesh.fsdp=4", processes=2, devices=4)  # params lie on both
+    # Params lie on both, and the rows of one are no stretch.
+    both = start(tmp_path / "two", *SHORT, "mesh.fsdp=4", processes=2, devices=4, IN_TURN="1")
     finish(both, limit_s=LIMIT_S)
     finish(alone, limit_s=LIMIT_S)
     np.testing.assert_allclose(losses(tmp_path / "two"), losses(tmp_path / "one"), rtol=0, atol=1e-5)
@@ -170,6 +173,28 @@ def test_a_signal_to_one_process_leaves_one_checkpoint_of_all(straight: Path, tm
     finish(start(tmp_path, often, "--resume", processes=2))
     assert kept(tmp_path) == kept(straight)
     np.testing.assert_allclose(losses(tmp_path), losses(straight), rtol=0, atol=0)
+
+
+AHEAD = ("sft.steps=2", "loop.steps=8", "evaluation.episodes=2", "checkpoints.every=3")
+
+
+@pytest.mark.slow
+@PATIENT
+@pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 2)])
+@pytest.mark.parametrize("stop", [signal.SIGKILL, signal.SIGTERM])
+def test_p57_rollouts_ahead_go_on_in_another_number(tmp_path: Path, before: int, after: int, stop: int) -> None:
+    """Which params sample which token is a matter of time then; that each episode trains once, at its step, is not."""
+    processes = start(tmp_path, *AHEAD, processes=before, devices=4, AHEAD="1")
+    wait_for_rows(tmp_path, 6, processes)
+    for process in processes if stop == signal.SIGKILL else processes[-1:]:
+        process.send_signal(stop)
+    finish(processes, code=-stop if stop == signal.SIGKILL else 128 + stop)
+    finish(start(tmp_path, *AHEAD, "--resume", processes=after, devices=4, AHEAD="1"))
+    trained = [(step, group, member) for step, group, member, *_ in kept(tmp_path)]
+    assert trained == [(3 + group // 2, group, member) for group in range(16) for member in range(4)]
+    figures = rows(tmp_path)
+    assert [row["at"] for row in figures] == list(range(1, 11))
+    assert max(row["lag_max"] for row in figures if row["stage"] == "rl") <= 2
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from itertools import pairwise
 
 import jax
 import numpy as np
@@ -22,10 +23,11 @@ from agentrl_jax.recipes import meshes
 from agentrl_jax.recipes.checks import check
 from agentrl_jax.recipes.config import MeshShape, PretrainedPolicy
 from agentrl_jax.recipes.directory import prepare
-from agentrl_jax.recipes.plan.shapes import request
+from agentrl_jax.recipes.plan import shapes
 from agentrl_jax.runtime import fleet
 from agentrl_jax.runtime.publish import publish
 from tests.recipes.test_checks import good, with_
+from tests.recipes.tori import torus
 
 MODEL = llama.LlamaConfig(vocab_size=64, width=16, layers=2, heads=4, kv_heads=2, head_width=4, mlp_width=32)
 ADAFACTOR = optax.adafactor(1e-3, min_dim_size_to_factor=4)
@@ -45,6 +47,36 @@ def on(**mesh):
 )
 def test_one_axis_takes_the_devices_that_the_others_leave(mesh, expected):
     assert meshes.sizes(MeshShape(**mesh), 8) == expected == dict(meshes.make(on(**mesh)).shape)
+
+
+def test_an_axis_runs_along_links_of_the_torus():
+    for shape in ((4, 4, 1, 1), (1, 16, 1, 1)):
+        laid = sharding.arranged(shape, torus(4, 4))
+        assert len({device.id for device in laid.flat}) == 16 and None not in sharding.row_owners(laid)
+        ring = [device.coords for device in laid.reshape(-1, shape[1])[0]]
+        steps = [sorted(abs(a - b) % 3 for a, b in zip(one, two, strict=True)) for one, two in pairwise(ring)]
+        far = sum(step != [0, 0, 1] for step in steps)
+        assert far <= 1, "of a ring over all chips one link is missing"
+
+
+@pytest.mark.parametrize(
+    ("shape", "devices"),
+    [
+        ((1, 4, 4, 1), torus(4, 4)),  # four heads' chips in a line are two hosts'
+        ((1, 12, 1, 1), [device for device in torus(4, 4) if device.id not in (5, 7, 13, 15)]),
+        ((2, 4, 1, 1), jax.devices()),
+    ],
+    ids=["rows of two hosts", "holes", "CPU"],
+)
+def test_devices_are_taken_as_they_come_where_a_torus_does_not_serve(shape, devices):
+    laid = sharding.arranged(shape, devices)
+    assert list(laid.flat) == list(devices) and laid.shape == shape and None not in sharding.row_owners(laid)
+
+
+def test_devices_that_learn_sample_in_the_order_of_the_mesh(monkeypatch):
+    order = jax.devices()[::-1]
+    monkeypatch.setattr(sharding, "arranged", lambda shape, found: np.asarray(order, dtype=object).reshape(shape))
+    assert meshes.samplers(good()) == list(meshes.make(good()).devices.flat) == order
 
 
 @pytest.mark.parametrize(
@@ -146,8 +178,8 @@ def test_columns_that_cannot_be_split_are_refused(mesh, width, said):
 
 
 def test_a_plan_is_for_the_mesh_of_the_config_unless_another_is_asked_for():
-    assert request(on(fsdp=4), "v5e:4x4", None).mesh == {"data": 4, "fsdp": 4, "tensor": 1}
-    assert request(on(fsdp=4), "v5e:4x4", "fsdp=16").mesh == {"data": 1, "fsdp": 16, "tensor": 1}
+    assert shapes.request(on(fsdp=4), "v5e:4x4", None).mesh == {"data": 4, "fsdp": 4, "tensor": 1}
+    assert shapes.request(on(fsdp=4), "v5e:4x4", "fsdp=16").mesh == {"data": 1, "fsdp": 16, "tensor": 1}
 
 
 def test_another_mesh_is_no_other_config(tmp_path):

@@ -22,13 +22,13 @@ from agentrl_jax.recipes.evaluate import measure
 from agentrl_jax.recipes.rl import carried, make_credit, plan_step, read_outcomes
 from agentrl_jax.rl.algorithms import dapo
 from agentrl_jax.rl.rewards import lexicographic
-from agentrl_jax.rollout.buffer import Buffer
 from agentrl_jax.rollout.collect import play
 from agentrl_jax.rollout.packing import pack, used_rows
 from agentrl_jax.rollout.records import Trajectory
 from agentrl_jax.rollout.renderers import TINY, ChatRenderer
 from agentrl_jax.rollout.tokenizer import build
 from agentrl_jax.runtime.hosts import Hosts
+from tests.recipes.tori import torus
 
 ADD, FINISH = ToolCall(name="add", arguments={"n": 3}), ToolCall(name="finish")
 LOOP = Loop(tasks=4, group=2, objective=dapo(), reward=lexicographic, width=64)
@@ -115,10 +115,38 @@ def test_the_plans_of_all_processes_are_the_plan_of_the_step(count: int) -> None
 
 
 def test_micro_batches_skip_the_rows_that_nobody_filled() -> None:
-    assert shares.micro_batches([5], 16, 4) == [0, 4]
-    assert shares.micro_batches([5, 1], 16, 4) == [0, 4, 8]
-    assert shares.micro_batches([1, 3], 16, 8) == [0, 8]
-    assert shares.micro_batches([0, 0], 16, 4) == [0]
+    assert shares.micro_batches([5], [np.arange(16)], 4) == [0, 4]
+    halves = [np.arange(8), np.arange(8, 16)]
+    assert shares.micro_batches([5, 1], halves, 4) == [0, 4, 8]
+    assert shares.micro_batches([1, 3], halves, 8) == [0, 8]
+    assert shares.micro_batches([0, 0], halves, 4) == [0]
+    in_turn = [np.asarray([0, 1, 4, 5, 8, 9]), np.asarray([2, 3, 6, 7, 10, 11])]
+    assert shares.micro_batches([2, 0], in_turn, 2) == [0]
+    assert shares.micro_batches([2, 3], in_turn, 2) == [0, 2, 6]
+
+
+def test_each_process_brings_the_rows_that_lie_on_its_devices(
+    groups: list[list[Trajectory]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a torus of 4 x 4 chips the rows of a host of 2 x 2 are not one stretch."""
+    devices = sharding.arranged((4, 4, 1, 1), torus(4, 4))
+    rows: Any = SimpleNamespace(mesh=SimpleNamespace(devices=devices), is_fully_addressable=False)
+    mine = shares.dealt(rows, 32)
+    assert sorted(np.concatenate(mine).tolist()) == list(range(32))
+    assert [len(part) for part in mine] == [8] * 4 and mine[0].tolist() == [0, 1, 2, 3, 8, 9, 10, 11]
+    host = pack(groups, rows=8, width=64, group_size=2, pad_id=0)
+    host = host._replace(turn_ids=np.arange(8 * 64, dtype=np.int32).reshape(8, 64))
+
+    def put(shape: tuple[int, ...], _: Any, part: Any) -> np.ndarray:
+        starts = mine[jax.process_index()][::2].tolist()
+        assert shape[0] == 32
+        return np.concatenate([part((slice(start, start + 2),)) for start in starts])
+
+    monkeypatch.setattr(shares.sharding, "put_shards", put)
+    monkeypatch.setattr(jax, "process_count", lambda: 4)
+    for k in range(4):
+        monkeypatch.setattr(jax, "process_index", lambda k=k: k)
+        np.testing.assert_array_equal(shares.global_batch(host, rows).turn_ids, host.turn_ids)
 
 
 def test_a_batch_of_stretches_is_spread_by_rows(groups: list[list[Trajectory]]) -> None:
@@ -128,20 +156,10 @@ def test_a_batch_of_stretches_is_spread_by_rows(groups: list[list[Trajectory]]) 
     assert used_rows(host) <= 8 and len(spread.tokens.sharding.device_set) == 8
 
 
-def test_a_checkpoint_of_two_processes_goes_on_in_any_number(groups: list[list[Trajectory]]) -> None:
-    recorded = []
-    for k in range(2):
-        buffer = Buffer(2)
-        for p in process(k, 2).share(4):
-            buffer.add(groups[p][0])  # each group still lacks a member
-        recorded.append({"buffer": buffer.to_json(), "stored": 3 + k, "step": 7})
+def test_a_record_of_two_processes_speaks_of_both() -> None:
+    recorded = [{"buffer": {"group_size": 2, "counts": {"added": 3 + k}}, "stored": 3 + k, "step": 7} for k in range(2)]
     record = shares.position(process(0, 2, lambda _: recorded), recorded[0])
-    assert record["stored"] == [3, 4] and record["step"] == 7 and record["buffer"]["counts"]["added"] == 4
-    for count in (1, 2, 4):
-        parts = [Buffer.from_json(shares.own_buffer(process(k, count), record["buffer"], 4)) for k in range(count)]
-        held = [item["group"] for part in parts for item in part.to_json()["trajectories"]]
-        assert held == [0, 1, 2, 3]
-        assert sum(part.counts["added"] for part in parts) == 4
+    assert record["stored"] == [3, 4] and record["step"] == 7 and record["buffer"]["counts"]["added"] == 7
     assert [shares.stored_of(record["stored"], k) for k in range(3)] == [3, 4, 0]
     left = shares.left_of(record["stored"], 1)  # one goes on, then two again: the second's store is still there
     again = shares.position(process(0, 1), {**recorded[0], "stored": 6}, left)["stored"]

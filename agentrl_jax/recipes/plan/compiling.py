@@ -21,19 +21,20 @@ import numpy as np
 from jax.sharding import Mesh
 
 from agentrl_jax.errors import UserError
+from agentrl_jax.recipes.meshes import without_samplers
 from agentrl_jax.recipes.plan import hlo
 from agentrl_jax.recipes.plan.memory import Host
 from agentrl_jax.recipes.plan.programs import Program, programs
 from agentrl_jax.recipes.plan.shapes import Request, with_settings
 from agentrl_jax.recipes.plan.topology import Topology
-from agentrl_jax.sharding import AXES
+from agentrl_jax.sharding import AXES, make_mesh
 
-_FORMAT = 1  # of what is cached
+_FORMAT = 2  # of what is cached
 
 
 def compile_all(wanted: Request, cache: Path, *, only: tuple[str, ...] = ()) -> dict[str, dict[str, Any]]:
     """Figures of every program by name, up to one that does not fit; those that the cache holds are not compiled."""
-    mesh = topology_mesh(wanted.topology.name, wanted.mesh)
+    mesh = topology_mesh(wanted.topology.name, wanted.mesh, wanted.config.sampler_devices)
     host = Host(wanted.topology.host_devices, host_mesh(wanted.topology, wanted.config.rollout.tensor))
     found = {}
     for program in programs(wanted.config, wanted.model, mesh, host):
@@ -57,13 +58,13 @@ def try_each(wanted: Request, rows: list[dict[str, Any]], cache: Path, most: int
     return tried
 
 
-def topology_mesh(name: str, sizes: Mapping[str, int]) -> Mesh:
-    """A mesh over the devices of a described slice, laid out as its torus lies."""
-    from jax.experimental import mesh_utils, topologies
+def topology_mesh(name: str, sizes: Mapping[str, int], sampling: int = 0) -> Mesh:
+    """The mesh that training makes of the devices of a described slice, but for those of each host that sample."""
+    from jax.experimental import topologies
 
     devices = topologies.get_topology_desc(platform="tpu", topology_name=name).devices
-    shape = [sizes.get(axis, 1) for axis in AXES]
-    return Mesh(np.asarray(mesh_utils.create_device_mesh(shape, devices=devices, allow_split_physical_axes=True)), AXES)
+    found = without_samplers(devices, sampling)
+    return make_mesh(**{axis: sizes.get(axis, 1) for axis in AXES}, devices=found)
 
 
 def host_mesh(topology: Topology, tensor: int) -> Mesh:
@@ -85,7 +86,7 @@ def _cached(program: Program, wanted: Request, cache: Path) -> dict[str, Any]:
     path = cache / f"{hashlib.sha256(chr(0).join(words).encode()).hexdigest()[:32]}.json"
     if path.is_file():
         return json.loads(path.read_text()) | {"cached": True}
-    figures = figures_of(lowered, wanted.topology.devices, program.loops) | {"versions": versions}
+    figures = figures_of(lowered, wanted.learners, program.loops) | {"versions": versions}
     path.parent.mkdir(parents=True, exist_ok=True)
     whole = path.with_suffix(f".{os.getpid()}")
     whole.write_text(json.dumps(figures))

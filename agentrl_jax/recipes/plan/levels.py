@@ -7,7 +7,7 @@ import math
 from typing import Any
 
 from agentrl_jax.models.config import layer_parameters, top_parameters
-from agentrl_jax.recipes.plan import flops, memory, shapes
+from agentrl_jax.recipes.plan import flops, groups, memory, shapes
 from agentrl_jax.recipes.plan.memory import GIB
 from agentrl_jax.recipes.plan.programs import DECODED_LAYERS, programs
 from agentrl_jax.recipes.plan.shapes import Request
@@ -36,7 +36,7 @@ def compiled(wanted: Request, report: dict[str, Any], found: dict[str, dict[str,
     times |= {"score": shapes.steps(wanted.config).micro * shapes.steps(wanted.config).scores}
     learned = {name: figures for name, figures in found.items() if name in times and not figures["oom"]}
     report = report | {"level": "compiled", "programs": _programs(wanted, report, found)}
-    report |= shapes.fit(report, wanted.topology)
+    report |= groups.fit(report, wanted.topology)
     report["fits"] = report["fits"] and not any(figures["oom"] for figures in found.values())
     report["warnings"] = [*report["warnings"], *_refused(found), *_copied(wanted, report, found)]
     if learned.keys() != found.keys() - {"decode"}:
@@ -47,7 +47,7 @@ def compiled(wanted: Request, report: dict[str, Any], found: dict[str, dict[str,
         moved[row["kind"]] = moved.get(row["kind"], 0.0) + row["mib"] * (1 << 20)
     executed = sum(times[name] * figures["matmul_flops"] for name, figures in learned.items())
     cycles = sum(times[name] * figures["cycles"] for name, figures in learned.items()) / wanted.topology.chip.clock
-    report |= shapes.speed(wanted, executed * wanted.topology.devices, moved, cycles or None)
+    report |= shapes.speed(wanted, executed * wanted.learners, moved, cycles or None)
     report |= {"flops_by": "compiled", "collectives": rows, "versions": next(iter(learned.values()))["versions"]}
     return report | {"warnings": [*report["warnings"], *traps(wanted, learned)]}
 
@@ -88,9 +88,9 @@ def tried(wanted: Request, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _programs(wanted: Request, report: dict[str, Any], found: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
-    resident = {row["what"]: row["gib"] for row in report["resident"]}
-    base, rows = sum(resident.values()), []
+    resident, rows = {row["what"]: row["gib"] for row in report["resident"]}, []
     for row in report["programs"]:
+        base = sum(part["gib"] for part in report["resident"] if part["on"] == row["on"])
         figures = found.get(row["program"])
         if figures is None:
             rows.append(row)
@@ -103,7 +103,8 @@ def _programs(wanted: Request, report: dict[str, Any], found: dict[str, dict[str
                 own *= wanted.model.layers / _compiled_layers(wanted)
         else:
             own = figures["peak"] / GIB - sum(resident[name] for name in _GIVEN[row["program"]] if name in resident)
-        made = {"program": row["program"], "gib": round(base + own, 3), "own_gib": round(own, 3), "by": "compiled"}
+        made = {"program": row["program"], "on": row["on"], "by": "compiled"}
+        made |= {"gib": round(base + own, 3), "own_gib": round(own, 3)}
         made |= {name: round(figures[name] / GIB, 3) for name in ("arguments", "temporaries", "outputs", "peak")}
         if row["program"] == "decode":
             made["by"] = f"compiled, {DECODED_LAYERS} layers"

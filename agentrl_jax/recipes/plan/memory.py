@@ -206,9 +206,12 @@ def transient(
         programs["score"] = _activations(config, model, mesh, kept=False) + head["logits"]
     if found.sampler is not None:
         host = host or Host(mesh.size)
-        programs["publish"] = held("sampler", found.sampler).bytes  # the next beside those in use
-        if config.rollout.tensor > 1 and host.devices < mesh.size:  # whole first: another mesh cannot be written to
-            programs["publish"] += sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(found.sampler))
+        own = held("sampler", found.sampler).bytes  # the next beside those in use
+        whole = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(found.sampler))
+        if config.placement == "split":  # whole on a device that learns, from where those that sample take their part
+            programs |= {"publish": whole, "adopt": own}
+        else:  # whole first where it has to be another mesh's: that one cannot be written to
+            programs["publish"] = own + (whole if config.rollout.tensor > 1 and host.devices < mesh.size else 0)
         computed = jnp.dtype(model.compute_dtype).itemsize
         rows = min(ROWS, slots(config, host.devices))
         programs["decode"] = 4 * rows * (3 * model.vocab_size + model.mlp_width) * computed

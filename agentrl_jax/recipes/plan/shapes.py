@@ -6,8 +6,10 @@ programs as JAX traces them, their matrix products counted), `compiled` (by the 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 from agentrl_jax.errors import UserError
@@ -16,7 +18,7 @@ from agentrl_jax.models.families import family_of
 from agentrl_jax.recipes import meshes
 from agentrl_jax.recipes import policy as policies
 from agentrl_jax.recipes.config import PretrainedPolicy, RunConfig
-from agentrl_jax.recipes.plan import memory, timing
+from agentrl_jax.recipes.plan import groups, memory, timing
 from agentrl_jax.recipes.plan.memory import GIB
 from agentrl_jax.recipes.plan.topology import AXES, Topology, parse_mesh, parse_topology, spans_torus
 from agentrl_jax.runtime.tensor_files import read_json
@@ -34,6 +36,11 @@ class Request(NamedTuple):
     topology: Topology
     mesh: dict[str, int]
 
+    @property
+    def learners(self) -> int:
+        """Devices of the mesh: all of the slice, but for those that sample where the run is split."""
+        return math.prod(self.mesh.values())
+
 
 def request(config: RunConfig, topology: str, mesh: str | None) -> Request:
     """`mesh` as in `parse_mesh`; None: the config's own. Of a pretrained policy only config.json is read.
@@ -41,7 +48,8 @@ def request(config: RunConfig, topology: str, mesh: str | None) -> Request:
     Raises `UserError` for a topology or a mesh that cannot be.
     """
     slice_ = parse_topology(topology)
-    sizes = meshes.sizes(config.mesh, slice_.devices) if mesh is None else parse_mesh(mesh, slice_.devices)
+    learners = slice_.devices - groups.sampling(config, slice_)
+    sizes = meshes.sizes(config.mesh, learners) if mesh is None else parse_mesh(mesh, learners)
     shown = {axis: size for axis, size in sizes.items() if axis in AXES or size > 1}
     return Request(config, model_of(config), slice_, shown)
 
@@ -65,32 +73,27 @@ def by_shapes(wanted: Request, found: memory.Parts | None = None) -> dict[str, A
     host = memory.Host(topology.host_devices)
     found = found or memory.parts(config, model, mesh, host)
     resident = memory.resident(found)
-    base = sum(part.bytes for part in resident)
     needs = memory.transient(config, model, mesh, found, host)
+    on = partial(groups.on, config)
+    base = {name: sum(part.bytes for part in resident if on(part.name) == name) for name in groups.names(config)}
     programs = [
-        {"program": name, "gib": round((base + extra) / GIB, 3), "own_gib": round(extra / GIB, 3), "by": "shapes"}
+        {"program": name, "on": on(name), "gib": round((base[on(name)] + extra) / GIB, 3),
+         "own_gib": round(extra / GIB, 3), "by": "shapes"}
         for name, extra in needs.items()
-    ]
+    ]  # fmt: skip
     report = {
         "config": config.name, "topology": topology.name, "level": "shapes",
         "devices": topology.devices, "chips": topology.chips, "mesh": sizes,
         "parameters": llama.param_count(model),
-        "resident": [{"what": part.name, "gib": round(part.bytes / GIB, 3)} for part in resident],
+        "groups": [{"on": name, "devices": count} for name, count in groups.counts(config, topology).items()],
+        "resident": [{"what": p.name, "on": on(p.name), "gib": round(p.bytes / GIB, 3)} for p in resident],
         "host_gib": round(memory.offloaded(found) / GIB, 3),
         "programs": programs,
         "largest": [{"array": name, "gib": round(size / GIB, 3)} for name, size in memory.largest(resident)],
         "warnings": warnings(wanted),
     }  # fmt: skip
-    report |= fit(report, topology)
+    report |= groups.fit(report, topology)
     return report | speed(wanted)
-
-
-def fit(report: dict[str, Any], topology: Topology) -> dict[str, Any]:
-    """Whether the program with the highest peak leaves room, all that is resident counted."""
-    peak, limit = max(row["gib"] for row in report["programs"]), topology.chip.gib
-    return {
-        "fits": peak <= limit, "peak_gib": peak, "limit_gib": limit, "headroom_gib": round(limit - peak, 3),
-    }  # fmt: skip
 
 
 def speed(
@@ -105,7 +108,7 @@ def speed(
     if executed is not None:
         found = found._replace(matmul=executed)
     link = timing.link_seconds(topology, moved or bytes_moved(wanted))
-    bracket = timing.bracket(topology, found, tokens, link, cycles_s)
+    bracket = timing.bracket(topology, wanted.learners, found, tokens, link, cycles_s)
     flops = {
         "executed_tflop": round(found.matmul / 1e12, 3), "attention_tflop": round(found.attention / 1e12, 3),
         "ideal_tflop": round(found.ideal / 1e12, 3),
@@ -161,8 +164,6 @@ def warnings(wanted: Request) -> list[str]:
         )
     if model.kv_heads % mesh["tensor"]:
         found.append(f"tensor={mesh['tensor']} does not divide kv_heads={model.kv_heads}")
-    if wanted.config.placement == "split":
-        found.append("placement='split': planned as if the devices that sample also learned; each needs less than this")
     width = memory.settings(wanted.config).width
     if wanted.config.mesh.sequence and (mesh["tensor"] == 1 or width % mesh["tensor"]):
         found.append(
@@ -200,7 +201,7 @@ def search(wanted: Request, count: int = 8) -> list[dict[str, Any]]:
     Rows of a step stay as they are.
     """
     rows, host = [], memory.Host(wanted.topology.host_devices)
-    for mesh in _meshes(wanted.topology.devices, wanted.model.kv_heads):
+    for mesh in _meshes(wanted.learners, wanted.model.kv_heads):
         try:  # micro-batches and remat change no array that stays
             arrays = memory.parts(wanted.config, wanted.model, memory.abstract_mesh(mesh), host)
         except UserError:
@@ -248,7 +249,8 @@ def advice(wanted: Request, report: dict[str, Any], found: list[dict[str, Any]])
         stage = "loop" if wanted.config.loop is not None else "sft"
         mesh = ",".join(f"{axis}={size}" for axis, size in best["mesh"].items() if size > 1) or "data=1"
         return [f"--mesh {mesh} {stage}.micro_rows={best['micro_rows']} remat={best['remat']}: {best['peak_gib']} GiB"]
-    whole = max(report["resident"], key=lambda row: row["gib"])
+    tight = min(report["groups"], key=lambda group: group["headroom_gib"])["on"]
+    whole = max((row for row in report["resident"] if row["on"] == tight), key=lambda row: row["gib"])
     if whole["what"] in ("sampler weights", "KV pages"):
         return [text] if (text := _smaller_sampler(wanted)) else _hopeless(report, whole)
     return _hopeless(report, whole)
@@ -262,8 +264,8 @@ def _hopeless(report: dict[str, Any], whole: dict[str, Any]) -> list[str]:
 
 def _smaller_sampler(wanted: Request) -> str | None:
     """The first that fits: the same slots with more devices to a copy of the weights, else fewer slots."""
-    rollout, devices = wanted.config.rollout, wanted.topology.host_devices
-    counts = [n for n in (1, 2, 4, 8) if rollout.tensor <= n <= devices and wanted.model.kv_heads % n == 0]
+    rollout, devices = wanted.config.rollout, wanted.config.sampler_devices or wanted.topology.host_devices
+    counts = [n for n in (1, 2, 4, 8) if rollout.tensor <= n and devices % n == 0 and wanted.model.kv_heads % n == 0]
     most = -(-rollout.slots // devices) * devices
     for slots in range(most, 0, -devices):
         for tensor in counts:

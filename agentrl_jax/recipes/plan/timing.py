@@ -64,10 +64,12 @@ def work(model: LlamaConfig, tokens: int, width: int, *, remat: bool, updates: i
     return Work(matmul, attention * (updates * tiles + scores), updates * 3 * (layers + attention + head))
 
 
-def bracket(topology: Topology, found: Work, tokens: int, link_s: float, cycles_s: float | None = None) -> Bracket:
-    """Seconds from work over all devices; `link_s`: between chips; `cycles_s`: the compiler's own estimate."""
+def bracket(
+    topology: Topology, devices: int, found: Work, tokens: int, link_s: float, cycles_s: float | None = None
+) -> Bracket:
+    """Seconds from work over all `devices` that learn; `link_s`: between chips; `cycles_s`: the compiler's estimate."""
     chip = topology.chip
-    peak = chip.tflops * 1e12 * topology.devices
+    peak = chip.tflops * 1e12 * devices
     attention = found.attention / (peak * chip.attention)
     floor = max(found.matmul / (FLOOR * peak) + attention, link_s)
     point = max(found.matmul / (POINT * peak) + attention, link_s)

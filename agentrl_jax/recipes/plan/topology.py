@@ -58,6 +58,10 @@ class Topology:
         """Devices of one host of a slice of many: of four chips."""
         return min(self.chips, 4) * self.chip.devices
 
+    @property
+    def hosts(self) -> int:
+        return self.devices // self.host_devices
+
 
 def parse_topology(name: str) -> Topology:
     """The topology of a name such as `v5p:4x4x4`. Raises `UserError`."""

@@ -18,7 +18,7 @@ from agentrl_jax.recipes.plan import compiling, hlo, memory, shapes
 from agentrl_jax.recipes.plan.topology import parse_mesh, parse_topology
 from agentrl_jax.sharding import gathered, replicated, rows, spec
 from tests.recipes import qwen_config
-from tests.recipes.plan.test_shapes import SHARED, qwen  # noqa: F401
+from tests.recipes.plan.test_shapes import SHARED, apart, qwen  # noqa: F401
 
 pytestmark = [
     pytest.mark.slow,
@@ -89,6 +89,11 @@ def test_decoding_copies_no_pages(qwen, tmp_path, topology, tensor):  # noqa: F8
     assert all(one["bytes"] <= logits for one in found["heaviest"])
 
 
+def test_an_update_is_compiled_for_the_devices_that_learn_where_others_sample(qwen, tmp_path):  # noqa: F811
+    found = compiled(small(apart(qwen, 2), "v5e:4x4", "fsdp=8"), "update", tmp_path)
+    assert not found["oom"] and {row["group"] for row in found["collectives"]} == {8}
+
+
 @pytest.mark.parametrize("name", ["update", "score"])
 def test_a_vocabulary_over_tensor_is_projected_where_it_lies(qwen, tmp_path, monkeypatch, name):  # noqa: F811
     texts, read, vocabulary, tokens = [], compiling.reading, 9216, 16 * 1024 // 4
@@ -124,6 +129,8 @@ def test_what_does_not_fit_is_refused_in_seconds_with_what_it_needs():
         ("v5p:4x4x4", "data=4,fsdp=16", True),
         ("v6e:16x16", "data=4,fsdp=64", True),
         ("v6e:16x16", "fsdp=256", False),
+        ("v5e:4x4", "fsdp=4,tensor=4", True),  # laid a host after another: a tensor axis lies in one
+        ("v5p:4x4x4", "data=4,fsdp=4,tensor=4", True),
     ],
 )
 def test_weights_of_every_size_are_gathered_as_such_where_no_axis_spans_the_slice(topology, mesh, gathers):
@@ -148,7 +155,7 @@ def test_weights_of_every_size_are_gathered_as_such_where_no_axis_spans_the_slic
     found = compiling.figures_of(lowered, slice_.devices, 1)["collectives"]
     assert "collective-permute" not in {row["kind"] for row in found}
     moved = {row["kind"]: row["bytes"] for row in found}
-    assert (moved.get("all-gather") == 4096 * (1024 + 4096) * 2) == gathers
+    assert (moved.get("all-gather") == 4096 * (1024 + 4096) * 2 / sizes["tensor"]) == gathers
     assert shapes.spans_torus(slice_, sizes) != gathers
 
 

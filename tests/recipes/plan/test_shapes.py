@@ -9,6 +9,7 @@ import jax
 import numpy as np
 import pytest
 
+from agentrl_jax.cli import plan as command
 from agentrl_jax.cli.main import main
 from agentrl_jax.errors import UserError
 from agentrl_jax.models import llama
@@ -136,10 +137,63 @@ def test_rows_split_by_columns_take_less_and_where_they_cannot_be_it_says_so(qwe
     assert [text for text in said if text.startswith("mesh.sequence=True needs a tensor axis")]
 
 
-def test_a_split_run_is_planned_as_one_that_is_not_and_says_so(qwen):
-    split = dataclasses.replace(qwen, placement="split", sampler_devices=1)
-    said = shapes.by_shapes(shapes.request(split, "v5e:4x4", "fsdp=16"))["warnings"]
-    assert [text for text in said if text.startswith("placement='split': planned as if")]
+def apart(config, count, **changes):
+    return dataclasses.replace(sampling(config, **changes), placement="split", sampler_devices=count)
+
+
+def test_a_split_run_has_devices_that_learn_and_devices_that_sample(qwen):
+    few = shapes.with_settings(qwen, 8, "full")
+    split = shapes.by_shapes(shapes.request(apart(few, 2), "v5e:4x4", "fsdp=8"))
+    wanted = shapes.request(few, "v5e:2x4", "fsdp=8")
+    alone = shapes.by_shapes(wanted)  # of as many devices as learn there
+    on = {name: {row["what"]: row["gib"] for row in split["resident"] if row["on"] == name}
+          for name in ("learners", "samplers")}  # fmt: skip
+    assert on["learners"] == {name: gib(alone)[name] for name in ("parameters", "optimizer state", "batch")}
+    pages = 16 / 2 * 8192 / 32 + 1  # each of a host's two holds half of its slots
+    assert on["samplers"]["sampler weights"] == gib(alone)["sampler weights"]
+    assert on["samplers"]["KV pages"] == pytest.approx(2 * 28 * pages * 32 * 8 * 128 * 2 / GIB, abs=1e-3)
+    peaks = {row["program"]: (row["on"], row["gib"]) for row in split["programs"]}
+    weights = on["samplers"]["sampler weights"]
+    assert peaks["adopt"] == ("samplers", pytest.approx(sum(on["samplers"].values()) + weights, abs=3e-3))
+    assert peaks["publish"] == ("learners", pytest.approx(sum(on["learners"].values()) + weights, abs=3e-3))
+    assert peaks["update"][0] == "learners" and peaks["decode"][0] == "samplers"
+    assert [(group["on"], group["devices"]) for group in split["groups"]] == [("learners", 8), ("samplers", 8)]
+    assert split["peak_gib"] == max(group["peak_gib"] for group in split["groups"])
+    assert split["executed_tflop"] == alone["executed_tflop"]
+    assert split["step_s"]["floor"] == pytest.approx(alone["step_s"]["floor"]), "by those that learn"
+    assert "samplers: peak" in command.table(split | {"search": [], "advice": []})
+
+
+def test_devices_that_only_sample_have_room_for_more_slots_and_the_advice_is_theirs(qwen):
+    slots = {"slots": 64, "workers": 64}
+    together = shapes.by_shapes(shapes.request(sampling(qwen, **slots), "v5e:4x4", "fsdp=16"))
+    wanted = shapes.request(shapes.with_settings(apart(qwen, 2, **slots), 8, "full"), "v5e:4x4", "fsdp=8")
+    report = shapes.by_shapes(wanted)
+    fits = {group["on"]: group["fits"] for group in report["groups"]}
+    assert fits == {"learners": True, "samplers": False} and not report["fits"] and not together["fits"]
+    (advice,) = shapes.advice(wanted, report, shapes.search(wanted))
+    tensor, fewer = map(int, re.findall(r"rollout\.(?:tensor|slots)=(\d+)", advice))
+    changed = sampling(wanted.config, tensor=tensor, slots=fewer, workers=fewer)
+    assert shapes.by_shapes(shapes.request(changed, "v5e:4x4", "fsdp=8"))["fits"]
+
+
+def test_a_search_for_a_split_run_is_over_meshes_of_those_that_learn(qwen):
+    wanted = shapes.request(shapes.with_settings(apart(qwen, 2), 8, False), "v5e:4x4", None)
+    assert wanted.mesh == {"data": 8, "fsdp": 1, "tensor": 1}
+    found = shapes.search(wanted)
+    assert found[0]["fits"] and {math.prod(row["mesh"].values()) for row in found} == {8}
+
+
+@pytest.mark.parametrize(
+    ("count", "tensor", "said"),
+    [
+        (4, 1, "sampler_devices=4 leaves none of a host's 4 devices to learn: set at most 3"),
+        (2, 4, "rollout.tensor=4 does not divide the 2 devices that sample: set rollout.tensor=2"),
+    ],
+)
+def test_devices_of_a_host_that_cannot_be_shared_out_are_refused(qwen, count, tensor, said):
+    with pytest.raises(UserError, match=said):
+        shapes.request(apart(qwen, count, tensor=tensor), "v5e:4x4", None)
 
 
 def test_a_head_in_chunks_too_small_for_a_slice_is_named_with_a_size_that_is_not(qwen):
