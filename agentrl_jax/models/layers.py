@@ -21,6 +21,7 @@ from agentrl_jax.models.rotary import Rotation, rotate
 # (q [B, T, H, C], k [B, T, J, C], v [B, T, J, C]) -> (attended [B, T, H, C], whatever it carries on)
 Attend = Callable[[jax.Array, jax.Array, jax.Array], tuple[jax.Array, Any]]
 Place = Callable[[jax.Array], jax.Array]  # the same array, put somewhere
+_FEW = 64  # rows of a decode batch; of some hundred, turning the result back costs more than it spares
 
 
 def _anywhere(x: jax.Array) -> jax.Array:
@@ -104,14 +105,18 @@ def product(x: jax.Array, weight: jax.Array | OutputMajor) -> jax.Array:
     anew in columns, which takes longer than the product.
     """
     if isinstance(weight, OutputMajor):
-        turned = jax.lax.dot_general(
-            weight.weight, x.reshape(-1, x.shape[-1]), (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32
-        )
-        if x.dtype == jnp.bfloat16:  # else XLA swaps the factors to be rid of the turn, at 1.6 times a CPU's time
-            turned = jax.lax.platform_dependent(turned, cpu=jax.lax.optimization_barrier, default=lambda x: x)
-        return turned.T.astype(x.dtype).reshape(*x.shape[:-1], -1)
+        return _by_outputs(x.reshape(-1, x.shape[-1]), weight.weight).reshape(*x.shape[:-1], -1)
     flat = x.reshape(-1, x.shape[-1]) @ weight.reshape(weight.shape[0], -1)
     return flat.reshape(*x.shape[:-1], *weight.shape[1:])
+
+
+def _by_outputs(x: jax.Array, weight: jax.Array) -> jax.Array:
+    """x [R, D] and weight [N, D] -> [R, N]."""
+    turned = jax.lax.dot_general(weight, x, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32)
+    if x.dtype == jnp.bfloat16 and x.shape[0] <= _FEW:
+        # Else XLA swaps the factors to be rid of the turn, which a CPU takes 1.6 times as long for.
+        turned = jax.lax.platform_dependent(turned, cpu=jax.lax.optimization_barrier, default=lambda x: x)
+    return turned.T.astype(x.dtype)
 
 
 def _gelu_tanh(x: jax.Array) -> jax.Array:
