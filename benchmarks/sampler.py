@@ -41,7 +41,7 @@ Row = dict[str, Any]
 def make_engine(config: llama.LlamaConfig, params: Any, stop_ids: Sequence[int], context: int) -> Engine:
     """The engine that is measured: 32 slots, up to 32 tokens a dispatch."""
     engine = Engine(
-        config, slots=PROMPTS, context=context, bank=16, prefill_chunk=32, decode_steps=32, stop_ids=stop_ids, seed=0
+        config, slots=PROMPTS, context=context, bank=16, prefill_chunk=16, decode_steps=32, stop_ids=stop_ids, seed=0
     )
     engine.publish(publish(config, params), 0)
     return engine

@@ -21,6 +21,7 @@ from agentrl_jax.models.rotary import Rotation, rotate
 # (q [B, T, H, C], k [B, T, J, C], v [B, T, J, C]) -> (attended [B, T, H, C], whatever it carries on)
 Attend = Callable[[jax.Array, jax.Array, jax.Array], tuple[jax.Array, Any]]
 Place = Callable[[jax.Array], jax.Array]  # the same array, put somewhere
+_FEW = 64  # rows of a decode batch; of some hundred, turning the result back costs more than it spares
 
 
 def _anywhere(x: jax.Array) -> jax.Array:
@@ -31,8 +32,9 @@ class OutputMajor(NamedTuple):
     """A projection with its outputs first, as decoding reads it.
 
     Of 32 rows and a weight in bf16, a CPU with matrix instructions computes 3 to 4 times as much in a second as with
-    the inputs first (`benchmarks/RESULTS.md`); in f32 there is little between them, but the order of a sum no longer
-    depends on the number of rows.
+    the inputs first (`benchmarks/RESULTS.md`), and again 1.6 times as much with the weight as left factor; in f32 there
+    is little between them, but the order of a sum no longer depends on the number of rows, which there it would with
+    the weight on the left.
     """
 
     weight: jax.Array  # [N, D]
@@ -103,12 +105,18 @@ def product(x: jax.Array, weight: jax.Array | OutputMajor) -> jax.Array:
     anew in columns, which takes longer than the product.
     """
     if isinstance(weight, OutputMajor):
-        turned = jax.lax.dot_general(
-            weight.weight, x.reshape(-1, x.shape[-1]), (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32
-        )
-        return turned.T.astype(x.dtype).reshape(*x.shape[:-1], -1)
+        return _by_outputs(x.reshape(-1, x.shape[-1]), weight.weight).reshape(*x.shape[:-1], -1)
     flat = x.reshape(-1, x.shape[-1]) @ weight.reshape(weight.shape[0], -1)
     return flat.reshape(*x.shape[:-1], *weight.shape[1:])
+
+
+def _by_outputs(x: jax.Array, weight: jax.Array) -> jax.Array:
+    """x [R, D] and weight [N, D] -> [R, N]."""
+    turned = jax.lax.dot_general(weight, x, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32)
+    if x.dtype == jnp.bfloat16 and x.shape[0] <= _FEW:
+        # Else XLA swaps the factors to be rid of the turn, which a CPU takes 1.6 times as long for.
+        turned = jax.lax.platform_dependent(turned, cpu=jax.lax.optimization_barrier, default=lambda x: x)
+    return turned.T.astype(x.dtype)
 
 
 def _gelu_tanh(x: jax.Array) -> jax.Array:

@@ -1,5 +1,7 @@
 """What requests share and what they must not: pages, prefixes, forks, batch sizes; and what ends a turn."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -78,6 +80,15 @@ def test_a_slot_has_the_same_bits_in_a_batch_of_another_size(engine):
     for q in (0, 7, 11):
         alone = play(engine, ask(q, PROMPT[q:], max_tokens=12 + q))[q]
         assert alone == many[q]
+
+
+def test_a_slot_has_the_same_bits_in_bf16(params):
+    config = replace(CONFIG, compute_dtype="bfloat16")
+    engine = Engine(config, slots=12, context=64, bank=4, prefill_chunk=16, decode_steps=4, stop_ids=(), seed=7,
+                    rows=(8, 16))  # fmt: skip
+    engine.publish(publish(config, params), 0)
+    many = play(engine, *(ask(q, PROMPT[:9], max_tokens=5) for q in range(12)))
+    assert play(engine, ask(11, PROMPT[:9], max_tokens=5))[11] == many[11]
 
 
 def test_eight_members_hold_and_compute_a_prompt_once(engine):
