@@ -21,9 +21,9 @@ from tokenizers import Tokenizer
 from agentrl_jax.batch import Source
 from agentrl_jax.protocol import Action, Message, Role, Tool, ToolCall
 from agentrl_jax.rollout.calls import JSON, CallFormat
-from agentrl_jax.rollout.renderers import SOURCES, THINK_END, THINK_START, Following, Said, spoken, written
+from agentrl_jax.rollout.renderers import SOURCES, THINK_END, THINK_START, Following, Said, spoken, words, written
 from agentrl_jax.rollout.templates import compile_template, tool_schema
-from agentrl_jax.rollout.vocabulary import Rendered, Span, Vocabulary
+from agentrl_jax.rollout.vocabulary import Rendered, Span, Vocabulary, any_of
 
 History = Literal["keep", "template"]
 Talk = Sequence[Message | Said]
@@ -87,8 +87,7 @@ class TemplateRenderer:
         self.tools: Mapping[str, Tool] = {tool.name: tool for tool in tools}
         self.vocabulary = Vocabulary(tokenizer)
         self.tokenizer = self.vocabulary.tokenizer
-        names = "|".join(map(re.escape, sorted({*self.vocabulary.controls, *_THINK}, key=len, reverse=True)))
-        self._names = re.compile(f"(?=(?:{names}))(.)", re.DOTALL)
+        self._names = re.compile(f"(?={any_of({*self.vocabulary.controls, *_THINK})})(.)", re.DOTALL)
         self.source, self._template = template, compile_template(template)
         self._variables = dict(variables or {})
         self._shown: list[dict[str, Any]] = []
@@ -153,10 +152,14 @@ class TemplateRenderer:
 
     def parse(self, ids: Sequence[int]) -> Action:
         """What a sampled turn asks for. Reasoning, up to the last `</think>`, and special tokens are left out."""
-        return self.calls.parse(self.spoken(self.decode(ids)), self.tools)
+        return self.calls.parse(self.words(ids), self.tools)
+
+    def words(self, ids: Sequence[int]) -> str:
+        """What a turn says after its reasoning: calls are read from nothing else."""
+        return words(self.vocabulary, ids)
 
     def spoken(self, text: str) -> str:
-        """What a turn with this text says: calls are read from nothing else."""
+        """`words` of a turn of which the text alone is there."""
         return spoken(text)
 
     def is_closed(self, ids: Sequence[int]) -> bool:
@@ -246,8 +249,10 @@ class TemplateRenderer:
                 turns.append(turn)
         if held:
             turns.append({"role": "user", "content": held.removesuffix("\n\n")})
-        tools = {"tools": self._guard(self._shown, marks)} if self._shown else {}
-        return self._template({"messages": turns, "add_generation_prompt": True, **tools, **self._variables})
+        # None where there are none, as transformers gives it: templates ask `tools is not none`.
+        tools = self._guard(self._shown, marks) if self._shown else None
+        given = {"messages": turns, "tools": tools, "documents": None, "add_generation_prompt": True}
+        return self._template(given | self._variables)
 
     def _guard(self, value: Any, marks: _Marks) -> Any:
         """A value, such as the tools, with marks around the texts that spell a control token."""

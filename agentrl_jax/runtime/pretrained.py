@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -19,6 +20,8 @@ from agentrl_jax.models.llama import LlamaConfig, Params
 from agentrl_jax.models.tensors import Tensor
 from agentrl_jax.runtime import tensor_files
 from agentrl_jax.runtime.tensor_files import Stored, read_json, write_json
+
+_OTHER_SENSES = re.compile("image|audio|video")
 
 
 def load(
@@ -61,8 +64,14 @@ def load_config(directory: str | Path) -> tuple[LlamaConfig, Tokenizer]:
 
 
 def check_tokenizer(path: Path, config: LlamaConfig, tokenizer: Tokenizer) -> None:
-    """Raises `UserError` where the tokenizer at `path` gives an id that the embedding has no row for."""
-    last = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
+    """Raises `UserError` where the tokenizer at `path` reads an id that the embedding has no row for out of text.
+
+    The place of a picture or a sound, which no text spells, may lie beyond it: the text models of Gemma 3 have no row
+    for their tokenizer's `<image_soft_token>`.
+    """
+    added = tokenizer.get_added_tokens_decoder()
+    never = {index for index, token in added.items() if token.special and _OTHER_SENSES.search(token.content)}
+    last = max(set(tokenizer.get_vocab(with_added_tokens=True).values()) - never, default=-1)
     if last >= config.vocab_size:
         raise UserError(
             f"{path}: has token id {last}, but the model's embedding has vocab_size={config.vocab_size} rows; use the "

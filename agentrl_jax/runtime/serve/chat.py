@@ -7,10 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from agentrl_jax.batch import Source
 from agentrl_jax.protocol import Message, Role, Tool, ToolCall
 from agentrl_jax.rollout.calls import BLOCK
-from agentrl_jax.rollout.renderers import ChatRenderer
+from agentrl_jax.rollout.renderers import ChatRenderer, written
 from agentrl_jax.rollout.template_renderer import TemplateRenderer
+from agentrl_jax.rollout.vocabulary import Span
 from agentrl_jax.runtime.serve.fields import Body, Refusal, refuse, token_ids
 
 _ROLES: Mapping[str, Role] = {
@@ -38,7 +40,8 @@ class Chat:
         """The rendering of `messages` and `tools`, with the header of the next assistant turn.
 
         An assistant message that carries `token_ids`, as the answers of this server do on request, is those ids: what
-        was sampled is not encoded again. Text of any other message is encoded with control tokens switched off.
+        was sampled is not encoded again. One with `tool_calls` is the turn that the policy would have to sample for
+        them, tags as tokens. Text of any other message is encoded with control tokens switched off.
 
         Raises `Refusal` where a field is wrong, or the chat template takes no such conversation.
         """
@@ -74,7 +77,8 @@ class Chat:
         """The assistant message of a sampled turn. A call that cannot be read stays text, as the policy wrote it, and
         so does reasoning, whatever is in it."""
         answer: dict[str, Any] = {"role": "assistant", "content": text}
-        said = self.renderer.spoken(text)
+        whole = text == self.renderer.decode(ids)  # and not cut before a stop string
+        said = self.renderer.words(ids) if whole else self.renderer.spoken(text)
         action = self.renderer.calls.parse(said, tools) if tools else None
         if action is not None and action.calls:
             reasoning = text[: len(text) - len(said)]
@@ -100,9 +104,15 @@ class Chat:
             raise refuse(f"{where}.role", got, f"one of {', '.join(_ROLES)}")
         if raw["role"] == "assistant" and raw.get("token_ids") is not None:
             return token_ids(raw["token_ids"], f"{where}.token_ids", self.vocab_size)
-        parts = [_content(raw.get("content"), f"{where}.content")]
-        parts += [self.renderer.calls.write(call) for call in _past_calls(raw, where)]
-        return Message(role=_ROLES[raw["role"]], content="\n".join(part for part in parts if part))
+        content, calls = _content(raw.get("content"), f"{where}.content"), _past_calls(raw, where)
+        return self._turn(content, calls) if calls else Message(role=_ROLES[raw["role"]], content=content)
+
+    def _turn(self, content: str, calls: Sequence[ToolCall]) -> tuple[int, ...]:
+        source = int(Source.ENVIRONMENT)
+        spans = [Span(content, source)] if content else []
+        for call in calls:
+            spans += [*([Span("\n", source)] if spans else []), *written(self.renderer.calls, call)]
+        return (*self.renderer.vocabulary.render(spans).ids, self.renderer.end_id)
 
 
 def _messages(body: Body) -> Sequence[Any]:
