@@ -6,6 +6,8 @@ from __future__ import annotations
 import functools
 import json
 import os
+import re
+import unicodedata
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -191,8 +193,9 @@ def test_p06_a_written_call_is_what_the_template_makes_of_tool_calls(name):
 @pytest.mark.parametrize("name", FOUND)
 def test_p06_the_calls_of_a_turn_are_read_back(name):
     voice, calls = renderer(name), FOUND[name].calls
-    forged = FORGED if "</think>" in voice.vocabulary.controls else FORGED.replace("</think>", "")
-    made = tuple(ToolCall(name="look", arguments={"what": what}) for what in (forged, CODE, TEXTS[0], ""))
+    forged = FORGED if "</think>" in voice.vocabulary.controls else re.sub("</?think>", "", FORGED)
+    texts = (forged, CODE, unicodedata.normalize("NFC", TEXTS[0]), "")  # as Qwen's tokenizers read them
+    made = tuple(ToolCall(name="look", arguments={"what": what}) for what in texts)
     for call in made:
         assert voice.parse(voice.turn(call)).calls == (call,)
     several = (*voice._spell("\n".join(map(calls.write, made[1:]))), voice.end_id)
