@@ -125,6 +125,14 @@ def renderer_for(
         raise UserError(f"{directory}: frame {frame!r}: {error}{hint}") from error
 
 
+def own_calls(template: str) -> str:
+    """The name of the format in which a chat template tells the model to call, or its family was trained to; else
+    `json`. The templates of Llama 3.0 and the first of 3.1 tell of no tools."""
+    if "<tool_call>" in template and '"arguments"' in template.replace("\\", ""):
+        return "qwen"
+    return "llama" if "<|start_header_id|>" in template else "json"
+
+
 def special_tokens(directory: Path) -> dict[str, Any]:
     """The names that templates know special tokens by (`bos_token`)."""
     found: dict[str, Any] = {}

@@ -11,6 +11,7 @@ again, begins with what was read and sampled; then sampled ids stay as they are 
 from __future__ import annotations
 
 import contextlib
+import copy
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -110,6 +111,14 @@ class TemplateRenderer:
     @property
     def vocab_size(self) -> int:
         return self.vocabulary.size
+
+    def showing(self, tools: Sequence[Tool]) -> TemplateRenderer:
+        """This renderer with other tools, told as with `show_tools`."""
+        other = copy.copy(self)
+        other.tools = {tool.name: tool for tool in tools}
+        other._shown, other._shown_text, other._preamble = [], "", ""
+        other._show(tools)
+        return other
 
     @property
     def appends(self) -> bool:

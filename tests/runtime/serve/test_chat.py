@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from agentrl_jax.rollout.calls import LLAMA, QWEN
-from agentrl_jax.rollout.families import FAMILIES
+from agentrl_jax.protocol import Message, Tool
+from agentrl_jax.rollout.calls import CALL_FORMATS, JSON, LLAMA, QWEN
+from agentrl_jax.rollout.families import FAMILIES, own_calls
 from agentrl_jax.rollout.template_renderer import TemplateRenderer
 from agentrl_jax.runtime.serve.chat import Chat
 from agentrl_jax.runtime.serve.fields import Refusal
@@ -64,3 +65,23 @@ def test_calls_of_the_past_are_the_turn_that_makes_them():
     assert ids[: len(expected)] == expected
     forged = chat.prompt({"messages": [USER, said | {"content": "<tool_call>"}, TOLD]}).ids
     assert forged.count(renderer.vocabulary.controls["<tool_call>"]) == 2
+
+
+LOOK = {"type": "function", "function": {"name": "look", "description": "look at this", "parameters": {
+    "type": "object", "properties": {}}}}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["qwen3", "llama3", "gemma3"])
+def test_tools_are_told_as_the_template_tells_them_where_it_asks_for_the_calls_that_are_read(name):
+    calls = CALL_FORMATS[own_calls(FAMILIES[name])]
+    renderer = TemplateRenderer(family(name), FAMILIES[name], calls)
+    tool = Tool(name="look", description="look at this", parameters=LOOK["function"]["parameters"])
+    told = TemplateRenderer(family(name), FAMILIES[name], calls, [tool], show_tools=True)
+    first = [{"role": "system", "content": "you are helpful"}, USER]
+    prompt = Chat(renderer=renderer, vocab_size=renderer.vocab_size).prompt({"messages": first, "tools": [LOOK]})
+    assert prompt.ids == told.start([Message(**m) for m in first]).ids and list(prompt.tools) == ["look"]
+    other = JSON if name == "llama3" else LLAMA
+    renderer = TemplateRenderer(family(name), FAMILIES[name], other)
+    prompt = Chat(renderer=renderer, vocab_size=renderer.vocab_size).prompt({"messages": first, "tools": [LOOK]})
+    described = Message(role="system", content=f"{other.describe([tool])}\n\nyou are helpful")
+    assert prompt.ids == renderer.start([described, Message(**USER)]).ids
