@@ -134,9 +134,19 @@ class TemplateRenderer:
         return self.vocabulary.decode(ids)
 
     def start(self, messages: Sequence[Message]) -> Rendered:
-        """The prompt: the messages and the header of the first assistant turn."""
+        """The prompt: the messages and the header of the first assistant turn.
+
+        Raises `ValueError` where the template refuses them, or leaves one out, as Gemma's does a system message alone.
+        """
         marks = self._marks(messages)
-        return self._encode(self._write(messages, marks), marks)
+        text = self._write(messages, marks)
+        given = sum(bool(m.content.strip()) for m in messages)
+        given += bool(self._preamble) and not (
+            messages and messages[0].role == "system" and messages[0].content.strip()
+        )
+        if sum(map(text.count, marks.opens.values())) < given:
+            raise ValueError("the chat template leaves a message out: begin with a user's, and see what it makes of it")
+        return self._encode(text, marks)
 
     def bridge(self, closed: bool, messages: Sequence[Message]) -> Rendered:
         """What follows an assistant turn, as in `follow` with `history="keep"`, whatever stood before it."""

@@ -363,6 +363,13 @@ def test_a_template_is_told_of_no_tools_as_transformers_tells_it():
     assert TemplateRenderer(family("chatml"), asking).start([USER]) == RENDERERS["chatml"].start([USER])
 
 
+def test_a_message_that_the_template_leaves_out_is_no_prompt():
+    """Gemma's puts the system message before the first user message, and has no place for it without one."""
+    assert RENDERERS["gemma3"].start([SYSTEM, USER])
+    with pytest.raises(ValueError, match="leaves a message out"):
+        RENDERERS["gemma3"].start([SYSTEM])
+
+
 def test_a_default_system_turn_is_no_break():
     """The differences are taken between whole conversations, so that what a template adds in front is in both."""
     greeting = "{% if messages[0].role != 'system' %}<|im_start|>system\nyou are helpful<|im_end|>\n{% endif %}"
