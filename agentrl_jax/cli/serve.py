@@ -32,7 +32,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--queue", type=int, default=256, metavar="N", help="requests that may wait; more are answered 429"
     )
     parser.add_argument(
-        "--calls", choices=sorted(CALL_FORMATS), help="how tool calls are written; default json, or the run's"
+        "--calls",
+        choices=sorted(CALL_FORMATS),
+        help="how tool calls are written; default: as its chat template asks, else json, or the run's",
     )
     parser.add_argument(
         "--frame", help="how turns are written, such as chatml; default: the directory's chat template, or the run's"
@@ -80,9 +82,7 @@ def _service(arguments: argparse.Namespace, resolved: Callable[[Path], Any]) -> 
                 raise UserError(f"--{name} {value}: a run's policy writes {what} as it did in the run; leave it out")
         served = recipe.from_run(resolved(path), path)
     else:
-        served = recipe.from_directory(
-            arguments.checkpoint, calls=arguments.calls or "json", frame=arguments.frame or "auto"
-        )
+        served = recipe.from_directory(arguments.checkpoint, calls=arguments.calls, frame=arguments.frame or "auto")
     if arguments.name:
         served = replace(served, name=arguments.name)
     bank = next(size for size in (4, 2, 1) if arguments.slots % size == 0)

@@ -16,7 +16,7 @@ from agentrl_jax.recipes.config import PretrainedPolicy, RunConfig
 from agentrl_jax.recipes.directory import is_run
 from agentrl_jax.recipes.export import params_of
 from agentrl_jax.rollout.calls import CALL_FORMATS
-from agentrl_jax.rollout.families import AUTO, renderer_for
+from agentrl_jax.rollout.families import AUTO, FAMILIES, own_calls, read_template, renderer_for
 from agentrl_jax.rollout.sampling import LiveSampler, SampleRequest
 from agentrl_jax.runtime import pretrained
 from agentrl_jax.runtime.engine import Engine
@@ -55,11 +55,13 @@ class EngineSize:
     constrained: bool = False  # compile what holds turns to a grammar, too
 
 
-def from_directory(path: str, *, calls: str = "json", frame: str = AUTO) -> Served:
-    """A Hugging Face directory, a GGUF file, or a name that `agentrl models pull` has fetched."""
+def from_directory(path: str, *, calls: str | None = None, frame: str = AUTO) -> Served:
+    """A Hugging Face directory, a GGUF file, or a name that `agentrl models pull` has fetched. `calls`: how calls are
+    written; None: as the chat template tells the model to, else json."""
     directory = policies.pretrained_directory(PretrainedPolicy(path=path))
     model, params, tokenizer = pretrained.load(directory)
-    renderer = renderer_for(directory, tokenizer, frame, CALL_FORMATS[calls])
+    source = FAMILIES.get(frame) if frame != AUTO else read_template(directory, with_tools=True)
+    renderer = renderer_for(directory, tokenizer, frame, CALL_FORMATS[calls or own_calls(source or "")])
     return Served(
         name=path.rstrip("/"), model=model, params=params,
         chat=Chat(renderer=renderer, vocab_size=model.vocab_size),

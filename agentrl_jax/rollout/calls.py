@@ -22,6 +22,8 @@ _QUOTED = re.compile(r'"((?:[^"\\]|\\\s*["\\])*)"')
 _ESCAPE = re.compile(r'\\\s*(["\\])')
 _BARE = re.compile(r"(.*?)(?=\s+[A-Za-z_]\w*\s*=|\s*$)", re.DOTALL)
 _PLAIN_VALUE = re.compile(r"-?[\w#][\w.\-:@]*")
+_BUILT_IN = re.compile(r"\s*([A-Za-z_][\w\-]*)\.call\((.*)\)\s*", re.DOTALL)
+_COMMA = re.compile(r"\s*(?:,|$)")
 # Up to the first closing tag that is not inside a JSON string: an argument may hold the tag's text.
 BLOCK = re.compile(r'<tool_call>((?:[^"]|"(?:[^"\\]|\\.)*")*?)</tool_call>', re.DOTALL)
 
@@ -135,7 +137,8 @@ class JsonCalls:
 class BareCalls:
     """A turn that is nothing but `{"name": ..., "parameters": {...}}` is a call, as Llama 3 writes it.
 
-    Several objects may follow one another, with space, commas or semicolons between them. Any other turn is text.
+    Several objects may follow one another, with space, commas or semicolons between them. `name.call(key="value")`, as
+    Llama 3 calls the tools that it was made with, is a call where there is such a tool. Any other turn is text.
     """
 
     tags: ClassVar[tuple[str, str]] = ("", "")
@@ -144,6 +147,9 @@ class BareCalls:
         return json.dumps({"name": call.name, "parameters": dict(call.arguments)}, ensure_ascii=False)
 
     def parse(self, text: str, tools: Mapping[str, Tool]) -> Action:
+        built_in = _BUILT_IN.fullmatch(text)
+        if built_in and built_in.group(1) in tools:
+            return _read_calls(text, _built_in(*built_in.groups()), "parameters", tools)
         if not re.match(r'\s*\{\s*"(?:name|type|function)"', text):
             return Action(text=text)
         return _read_calls(text, _objects(text), "parameters", tools)
@@ -163,9 +169,30 @@ def _read_calls(text: str, bodies: Iterator[Any], key: str, tools: Mapping[str, 
     return Action(text=text, calls=calls)
 
 
+def _built_in(name: str, inside: str) -> Iterator[Any]:
+    """The call `name.call(inside)`: `key=JSON`, with commas between them."""
+    arguments, place, decoder = {}, 0, json.JSONDecoder()
+    while inside[place:].strip():
+        key = _ARGUMENT.match(inside, place)
+        try:
+            if key is None or key.group(1) in arguments:
+                raise ValueError
+            _, end = decoder.raw_decode(inside, key.end())
+            arguments[key.group(1)] = read_json(inside[key.end() : end])
+            comma = _COMMA.match(inside, end)
+            if comma is None:
+                raise ValueError
+            place = comma.end()
+        except (ValueError, RecursionError):
+            raise SchemaError(f"{name}: a call must be {name}.call(key=JSON, key=JSON)") from None
+    yield {"name": name, "parameters": arguments}
+
+
 def _call(body: Any, key: str, tools: Mapping[str, Tool]) -> ToolCall:
+    """Models mix `arguments` up with `parameters`; nothing that is given under either is lost."""
     if not isinstance(body, dict) or not isinstance(body.get("name"), str):
         raise SchemaError(f'a call must be {{"name": text, "{key}": object}}')
+    key = next((k for k in (key, "arguments", "parameters") if k in body), key)
     name, arguments = body["name"], body.get(key, {})
     if not isinstance(arguments, dict):
         raise SchemaError(f"{name}: {key} must be an object, got {type(arguments).__name__}")

@@ -113,27 +113,48 @@ def renderer_for(
         source = template if template is not None else FAMILIES.get(frame)
         if source is None:
             raise ValueError(f"unknown; expected {AUTO!r} or one of {', '.join([*FRAMES, *FAMILIES])}")
-        variables, stops = special_tokens(directory)
+        variables = special_tokens(directory)
         if thinking is not None:
             variables["enable_thinking"] = thinking
         return TemplateRenderer(
             tokenizer, source, calls, tools,
-            variables=variables, history=history, show_tools=show_tools, stops=stops,
+            variables=variables, history=history, show_tools=show_tools, stops=_ends(directory, tokenizer, variables),
         )  # fmt: skip
     except ValueError as error:
         hint = "; name another frame, such as 'chatml'" if frame == AUTO else ""
         raise UserError(f"{directory}: frame {frame!r}: {error}{hint}") from error
 
 
-def special_tokens(directory: Path) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """The names that templates know special tokens by (`bos_token`), and the names that end a generation."""
+def own_calls(template: str) -> str:
+    """The name of the format in which a chat template tells the model to call, or its family was trained to; else
+    `json`. The templates of Llama 3.0 and the first of 3.1 tell of no tools."""
+    if "<tool_call>" in template and '"arguments"' in template.replace("\\", ""):
+        return "qwen"
+    return "llama" if "<|start_header_id|>" in template else "json"
+
+
+def special_tokens(directory: Path) -> dict[str, Any]:
+    """The names that templates know special tokens by (`bos_token`)."""
     found: dict[str, Any] = {}
     for name in ("special_tokens_map.json", "tokenizer_config.json"):
         for key, value in _read_json(directory / name).items():
             content = value.get("content") if isinstance(value, Mapping) else value
             if key.endswith("_token") and isinstance(content, str):
                 found[key] = content
-    return found, (found["eos_token"],) if "eos_token" in found else ()
+    return found
+
+
+def _ends(directory: Path, tokenizer: Tokenizer, special: Mapping[str, Any]) -> list[str]:
+    """The names of what ends a generation: the tokenizer's `eos_token`, and every `eos_token_id` of the model, of which
+    there are often several (Llama 3.1: the ends of a text, of a turn and of a call)."""
+    found = [special["eos_token"]] if "eos_token" in special else []
+    for name in ("generation_config.json", "config.json"):
+        ids = _read_json(directory / name).get("eos_token_id")
+        names = (
+            tokenizer.id_to_token(i) for i in (ids if isinstance(ids, list) else [ids]) if type(i) is int and i >= 0
+        )
+        found += [name for name in names if name is not None]
+    return found
 
 
 def read_template(directory: Path, *, with_tools: bool) -> str | None:

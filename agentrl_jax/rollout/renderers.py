@@ -181,10 +181,14 @@ class ChatRenderer:
 
     def parse(self, ids: Sequence[int]) -> Action:
         """What a sampled turn asks for. Reasoning and control tokens inside the turn are left out of the text."""
-        return self.calls.parse(self.spoken(self.decode(ids)), self.tools)
+        return self.calls.parse(self.words(ids), self.tools)
+
+    def words(self, ids: Sequence[int]) -> str:
+        """What a turn says after its reasoning: calls are read from nothing else."""
+        return words(self.vocabulary, ids)
 
     def spoken(self, text: str) -> str:
-        """What a turn with this text says: calls are read from nothing else."""
+        """`words` of a turn of which the text alone is there."""
         return spoken(text)
 
     def is_closed(self, ids: Sequence[int]) -> bool:
@@ -213,6 +217,18 @@ class ChatRenderer:
         if index is None:
             raise ValueError(f"the tokenizer has no token {name!r}, which the frame {self.frame.name!r} needs")
         return index
+
+
+def words(vocabulary: Vocabulary, ids: Sequence[int]) -> str:
+    """The text after the reasoning. Where `</think>` is a token, it alone ends it, and an argument may spell it; else
+    the text does."""
+    end, start = (vocabulary.controls.get(name) for name in (THINK_END, THINK_START))
+    if end is None:
+        return spoken(vocabulary.decode(ids))
+    if end not in ids:
+        return "" if start in ids else vocabulary.decode(ids)
+    last = max(place for place, index in enumerate(ids) if index == end)
+    return vocabulary.decode(ids[last + 1 :]).lstrip("\n")
 
 
 def spoken(text: str) -> str:

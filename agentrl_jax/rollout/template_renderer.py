@@ -11,6 +11,7 @@ again, begins with what was read and sampled; then sampled ids stay as they are 
 from __future__ import annotations
 
 import contextlib
+import copy
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,9 +22,9 @@ from tokenizers import Tokenizer
 from agentrl_jax.batch import Source
 from agentrl_jax.protocol import Action, Message, Role, Tool, ToolCall
 from agentrl_jax.rollout.calls import JSON, CallFormat
-from agentrl_jax.rollout.renderers import SOURCES, THINK_END, THINK_START, Following, Said, spoken, written
+from agentrl_jax.rollout.renderers import SOURCES, THINK_END, THINK_START, Following, Said, spoken, words, written
 from agentrl_jax.rollout.templates import compile_template, tool_schema
-from agentrl_jax.rollout.vocabulary import Rendered, Span, Vocabulary
+from agentrl_jax.rollout.vocabulary import Rendered, Span, Vocabulary, any_of
 
 History = Literal["keep", "template"]
 Talk = Sequence[Message | Said]
@@ -87,8 +88,7 @@ class TemplateRenderer:
         self.tools: Mapping[str, Tool] = {tool.name: tool for tool in tools}
         self.vocabulary = Vocabulary(tokenizer)
         self.tokenizer = self.vocabulary.tokenizer
-        names = "|".join(map(re.escape, sorted({*self.vocabulary.controls, *_THINK}, key=len, reverse=True)))
-        self._names = re.compile(f"(?=(?:{names}))(.)", re.DOTALL)
+        self._names = re.compile(f"(?={any_of({*self.vocabulary.controls, *_THINK})})(.)", re.DOTALL)
         self.source, self._template = template, compile_template(template)
         self._variables = dict(variables or {})
         self._shown: list[dict[str, Any]] = []
@@ -112,6 +112,14 @@ class TemplateRenderer:
     def vocab_size(self) -> int:
         return self.vocabulary.size
 
+    def showing(self, tools: Sequence[Tool]) -> TemplateRenderer:
+        """This renderer with other tools, told as with `show_tools`."""
+        other = copy.copy(self)
+        other.tools = {tool.name: tool for tool in tools}
+        other._shown, other._shown_text, other._preamble = [], "", ""
+        other._show(tools)
+        return other
+
     @property
     def appends(self) -> bool:
         """Whether every conversation continues what was sampled."""
@@ -126,9 +134,19 @@ class TemplateRenderer:
         return self.vocabulary.decode(ids)
 
     def start(self, messages: Sequence[Message]) -> Rendered:
-        """The prompt: the messages and the header of the first assistant turn."""
+        """The prompt: the messages and the header of the first assistant turn.
+
+        Raises `ValueError` where the template refuses them, or leaves one out, as Gemma's does a system message alone.
+        """
         marks = self._marks(messages)
-        return self._encode(self._write(messages, marks), marks)
+        text = self._write(messages, marks)
+        given = sum(bool(m.content.strip()) for m in messages)
+        given += bool(self._preamble) and not (
+            messages and messages[0].role == "system" and messages[0].content.strip()
+        )
+        if sum(map(text.count, marks.opens.values())) < given:
+            raise ValueError("the chat template leaves a message out: begin with a user's, and see what it makes of it")
+        return self._encode(text, marks)
 
     def bridge(self, closed: bool, messages: Sequence[Message]) -> Rendered:
         """What follows an assistant turn, as in `follow` with `history="keep"`, whatever stood before it."""
@@ -153,10 +171,14 @@ class TemplateRenderer:
 
     def parse(self, ids: Sequence[int]) -> Action:
         """What a sampled turn asks for. Reasoning, up to the last `</think>`, and special tokens are left out."""
-        return self.calls.parse(self.spoken(self.decode(ids)), self.tools)
+        return self.calls.parse(self.words(ids), self.tools)
+
+    def words(self, ids: Sequence[int]) -> str:
+        """What a turn says after its reasoning: calls are read from nothing else."""
+        return words(self.vocabulary, ids)
 
     def spoken(self, text: str) -> str:
-        """What a turn with this text says: calls are read from nothing else."""
+        """`words` of a turn of which the text alone is there."""
         return spoken(text)
 
     def is_closed(self, ids: Sequence[int]) -> bool:
@@ -246,8 +268,10 @@ class TemplateRenderer:
                 turns.append(turn)
         if held:
             turns.append({"role": "user", "content": held.removesuffix("\n\n")})
-        tools = {"tools": self._guard(self._shown, marks)} if self._shown else {}
-        return self._template({"messages": turns, "add_generation_prompt": True, **tools, **self._variables})
+        # None where there are none, as transformers gives it: templates ask `tools is not none`.
+        tools = self._guard(self._shown, marks) if self._shown else None
+        given = {"messages": turns, "tools": tools, "documents": None, "add_generation_prompt": True}
+        return self._template(given | self._variables)
 
     def _guard(self, value: Any, marks: _Marks) -> Any:
         """A value, such as the tools, with marks around the texts that spell a control token."""

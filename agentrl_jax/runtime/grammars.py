@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -37,8 +38,10 @@ class Grammars:
 
         self._library: Any = llguidance
         self._compiled = functools.lru_cache(maxsize=64)(self._compile)
+        self._words = -(-vocab_size // 32)
         try:
-            self._tokenizer = llguidance.LLTokenizer(tokenizer.to_str(), n_vocab=vocab_size, eos_token=list(stop_ids))
+            text = _within(tokenizer, vocab_size)
+            self._tokenizer = llguidance.LLTokenizer(text, n_vocab=vocab_size, eos_token=list(stop_ids))
         except ValueError as error:
             raise ValueError(f"llguidance cannot read the tokenizer: {_line(error)}") from None
 
@@ -47,7 +50,7 @@ class Grammars:
 
         Raises `ValueError`, in one line, for a grammar that has no meaning or asks for what is not supported.
         """
-        return Matcher(self._compiled(grammar).deep_copy())
+        return Matcher(self._compiled(grammar).deep_copy(), self._words)
 
     def _compile(self, grammar: str) -> Any:
         matcher = self._library.LLMatcher(self._tokenizer, grammar, log_level=0)
@@ -59,17 +62,25 @@ class Grammars:
 class Matcher:
     """Where one turn stands in its grammar."""
 
-    def __init__(self, matcher: Any) -> None:
-        self._matcher = matcher
+    def __init__(self, matcher: Any, words: int) -> None:
+        self._matcher, self._words = matcher, words
 
     def allowed(self) -> np.ndarray:
         """u32[ceil(V / 32)]: the tokens that may come next, as bits. No bit: the grammar has come to a dead end."""
-        bits = np.frombuffer(self._matcher.compute_bitmask(), "<u4")
+        # The library's own row is a word longer where 32 divides V.
+        bits = np.frombuffer(self._matcher.compute_bitmask(), "<u4")[: self._words]
         return np.zeros_like(bits) if self._matcher.is_error() else bits
 
     def accept(self, token: int) -> None:
         """Go on past a token that was allowed."""
         self._matcher.consume_token(token)
+
+
+def _within(tokenizer: Tokenizer, vocab_size: int) -> str:
+    """The tokenizer's JSON without added tokens that the model has no row for (Gemma 3's image token)."""
+    raw = json.loads(tokenizer.to_str())
+    raw["added_tokens"] = [token for token in raw.get("added_tokens") or [] if token["id"] < vocab_size]
+    return json.dumps(raw)
 
 
 def _line(error: object) -> str:

@@ -1,8 +1,11 @@
-"""A policy as a directory: config.json, tokenizer.json and safetensors, as Hugging Face lays them out."""
+"""A policy as a directory: config.json, tokenizer.json and safetensors, as Hugging Face lays them out.
+
+In place of safetensors an Orbax checkpoint is read, too."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -17,8 +20,11 @@ from agentrl_jax.errors import UserError
 from agentrl_jax.models.families import family_of
 from agentrl_jax.models.llama import LlamaConfig, Params
 from agentrl_jax.models.tensors import Tensor
-from agentrl_jax.runtime import tensor_files
+from agentrl_jax.runtime import orbax_params, tensor_files
 from agentrl_jax.runtime.tensor_files import Stored, read_json, write_json
+
+_Path = tuple[str, ...]  # of a parameter in our tree
+_OTHER_SENSES = re.compile("image|audio|video")
 
 
 def load(
@@ -61,8 +67,14 @@ def load_config(directory: str | Path) -> tuple[LlamaConfig, Tokenizer]:
 
 
 def check_tokenizer(path: Path, config: LlamaConfig, tokenizer: Tokenizer) -> None:
-    """Raises `UserError` where the tokenizer at `path` gives an id that the embedding has no row for."""
-    last = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
+    """Raises `UserError` where the tokenizer at `path` reads an id that the embedding has no row for out of text.
+
+    The place of a picture or a sound, which no text spells, may lie beyond it: the text models of Gemma 3 have no row
+    for their tokenizer's `<image_soft_token>`.
+    """
+    added = tokenizer.get_added_tokens_decoder()
+    never = {index for index, token in added.items() if token.special and _OTHER_SENSES.search(token.content)}
+    last = max(set(tokenizer.get_vocab(with_added_tokens=True).values()) - never, default=-1)
     if last >= config.vocab_size:
         raise UserError(
             f"{path}: has token id {last}, but the model's embedding has vocab_size={config.vocab_size} rows; use the "
@@ -71,17 +83,70 @@ def check_tokenizer(path: Path, config: LlamaConfig, tokenizer: Tokenizer) -> No
 
 
 def load_params(directory: str | Path, config: LlamaConfig, shardings: Any = None) -> Params:
-    """The params alone, as `config.param_dtype`. Largest first, so that the last staging buffer is the smallest."""
+    """The params alone, as `config.param_dtype`. Largest first, so that the last staging buffer is the smallest.
+
+    Where the directory has no safetensors they come from an Orbax checkpoint in it, under our own names or under
+    Hugging Face's; of our own each device reads its shards, and the host holds them and one chunk as it was written, of
+    the others up to three times a tensor.
+    """
     directory = Path(directory)
-    stored, groups = tensor_files.listing(directory), _groups(config)
-    check_tensors(directory, config, stored)
+    groups = _groups(config)
     shapes = {path: _stacked_shape(group) for path, group in groups.items()}
-    places = _broadcast(shardings, groups)
-    leaves = {}
-    for path in sorted(groups, key=lambda path: -int(np.prod(shapes[path]))):
-        parts = ((t.index, t.to_ours(tensor_files.read(stored[t.name], t.name))) for t in groups[path])
-        leaves[path] = _place(shapes[path], jnp.dtype(config.param_dtype), places[path], parts)
+    places, dtype = _broadcast(shardings, groups), jnp.dtype(config.param_dtype)
+    leaf = _reader(directory, config, groups, shapes)
+    order = sorted(groups, key=lambda path: -int(np.prod(shapes[path])))
+    leaves = {path: leaf(path, dtype, places[path]) for path in order}
     return _nested({path: leaves[path] for path in groups})
+
+
+def _reader(directory: Path, config: LlamaConfig, groups: Mapping[_Path, Sequence[Tensor]],
+            shapes: Mapping[_Path, tuple[int, ...]]) -> Callable[[_Path, Any, Any], jax.Array]:  # fmt: skip
+    """A function from a parameter's path, dtype and sharding to the parameter. Raises `UserError` as `load` does."""
+
+    def assembled(read: Callable[[str], np.ndarray]) -> Callable[[_Path, Any, Any], jax.Array]:
+        def leaf(path: _Path, dtype: Any, place: Any) -> jax.Array:
+            parts = ((t.index, t.to_ours(read(t.name))) for t in groups[path])
+            return _place(shapes[path], dtype, place, parts)
+
+        return leaf
+
+    item = None if tensor_files.present(directory) else orbax_params.locate(directory)
+    if item is None:
+        stored = tensor_files.listing(directory)
+        check_tensors(directory, config, stored)
+        return assembled(lambda name: tensor_files.read(stored[name], name))
+    tree = orbax_params.Tree(item)
+    head, stored = tree.under(tensor.name for group in groups.values() for tensor in group)
+    if stored:
+        check_tensors(item, config, stored)
+        return assembled(lambda name: tree.read(head + name))
+    names = {".".join(path): shape for path, shape in shapes.items()}
+    head, stored = tree.under(names)
+    _check_own(tree, names, stored, config)
+    default = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    return lambda path, dtype, place: tree.read(head + ".".join(path), dtype, default if place is None else place)
+
+
+def _check_own(tree: orbax_params.Tree, names: Mapping[str, tuple[int, ...]], stored: Mapping[str, Stored],
+               config: LlamaConfig) -> None:  # fmt: skip
+    """Raises `UserError` unless an Orbax checkpoint holds our own params, each in its shape, and nothing else."""
+    of = f"of a {config.model_type} model of this config"
+    if not stored:
+        theirs = next(iter(family_of(config.model_type).tensors(config))).name
+        raise UserError(
+            f"{tree.path}: {tree.describe()}; expected the params {of} under our names (layers.query) or Hugging "
+            f"Face's ({theirs}): save it under one of them, or as safetensors, with the program that wrote it"
+        )
+    for name, shape in names.items():
+        if name not in stored:
+            raise UserError(f"{tree.path}: no array {name}, which the params {of} have: do both belong together?")
+        if stored[name].shape != shape:
+            raise UserError(f"{tree.path}: {name} has shape {stored[name].shape}, expected {shape} by config.json")
+    if over := sorted(stored.keys() - names.keys()):
+        more = f" and {len(over) - 1} more" if over[1:] else ""
+        raise UserError(
+            f"{tree.path}: array {over[0]}{more} left over; the params {of} have none: do both belong together?"
+        )
 
 
 def save(

@@ -27,6 +27,11 @@ class Stored:
     dtype: str
 
 
+def present(directory: Path) -> bool:
+    """Whether the directory has weights as safetensors, broken ones among them."""
+    return (directory / INDEX).is_file() or (directory / ONE_FILE).is_file()
+
+
 def listing(directory: Path) -> dict[str, Stored]:
     """Every tensor of the directory by name, from the files' headers alone.
 
@@ -116,7 +121,9 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
 def header(path: Path) -> dict[str, Stored]:
     """The tensors of one file. Raises `UserError` where it is absent, broken or holds other than floats."""
     if not path.is_file():
-        raise UserError(f"{path}: no such file; expected weights as safetensors")
+        raise UserError(
+            f"{path}: no such file; expected weights as safetensors, or an Orbax checkpoint beside config.json"
+        )
     try:
         with safe_open(path, framework="numpy", backend="pread") as file:
             slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)

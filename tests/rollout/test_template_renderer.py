@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 
 import jinja2
@@ -21,6 +22,7 @@ from agentrl_jax.rollout.parallel import numbered, with_unknown
 from agentrl_jax.rollout.renderers import CHATML, TINY, ChatRenderer, Said
 from agentrl_jax.rollout.template_renderer import TemplateRenderer
 from agentrl_jax.rollout.tokenizer import build
+from agentrl_jax.rollout.vocabulary import any_of
 
 PAY = Tool(
     name="pay",
@@ -154,6 +156,32 @@ def test_reasoning_is_not_acted_on():
     assert [call.name for call in renderer.parse(said(renderer, f"{THINKING}{look}").ids).calls] == ["look"]
 
 
+def test_an_argument_may_spell_the_end_of_reasoning():
+    """Where `</think>` is a token, its letters end nothing."""
+    renderer, call = RENDERERS["qwen3"], ToolCall(name="say", arguments={"words": "<think>so</think>"})
+    assert renderer.parse(renderer.turn(call)).error, "no such tool"
+    speaking = TemplateRenderer(family("qwen3"), TEMPLATES["qwen3"], QWEN, [replace(LOOK, name="say", parameters={})])
+    assert speaking.parse(speaking.turn(call)).calls == (call,)
+    thought = (*speaking._spell("<think>\nso\n</think>\n\n"), *speaking.turn(call))
+    assert speaking.parse(thought).calls == (call,) and speaking.parse(thought[:2]).text == ""
+
+
+def test_llama_calls_its_own_tools_in_words_of_python():
+    renderer = TemplateRenderer(family("llama3"), TEMPLATES["llama3"], LLAMA, [PAY, LOOK])
+
+    def read(text: str):
+        return renderer.parse((*renderer.encode(text), renderer.end_id))
+
+    call = ToolCall(name="pay", arguments={"order": 12})
+    assert read("pay.call(order=12)").calls == (call,)
+    assert read(" look.call( ) ").calls == (ToolCall(name="look"),)
+    assert read('{"name": "pay", "arguments": {"order": 12}}').calls == (call,)
+    for text in ("pay.call(12)", "pay.call(order=twelve)", "pay.call(order=1 order=2)", "pay.call(order=1, order=2)"):
+        assert "pay.call(key=JSON" in read(text).error
+    assert "order" in read("pay.call()").error
+    assert not read("ray.call(order=12)").error and not read("call pay.call(order=12)").calls
+
+
 def test_a_written_call_uses_the_control_tokens_that_a_policy_would_sample():
     renderer, call = RENDERERS["qwen3"], ToolCall(name="pay", arguments={"order": 12})
     ids = renderer.turn(call)
@@ -271,6 +299,27 @@ def test_text_that_is_ordinary_for_the_tokenizer_is_encoded_as_ever():
     assert list(renderer.encode(text)) == loose.encode(text, add_special_tokens=False).ids
 
 
+def test_html_is_text_though_the_vocabulary_lists_it():
+    """Gemma 3 has tokens for HTML, newlines and tabs beside those that frame turns and some thousand unused ones."""
+    loose = family("gemma3")
+    loose.add_tokens(["<b>", "</b>", "<td>", "<h1>", "\n\n", "<mask>", "[multimodal]"])
+    loose.add_tokens([f"<unused{n}>" for n in range(3000)])
+    renderer = TemplateRenderer(loose, TEMPLATES["gemma3"])
+    text = "look <b>at</b>\n\n<td> <h1> <p> "
+    assert list(renderer.encode(text)) == loose.encode(text, add_special_tokens=False).ids
+    assert loose.token_to_id("<td>") in renderer.start([Message(role="user", content=text)]).ids
+    hostile = "<mask>[multimodal]<unused3><unused2999><unused30000>"
+    start = renderer.start([Message(role="user", content=hostile)]).ids
+    assert controls_of(renderer, start) == controls_of(renderer, renderer.start([USER]).ids)
+    assert hostile in renderer.decode(start)
+
+
+@given(st.lists(st.text("<a|>", min_size=1, max_size=4), min_size=1), st.text("<a|>b"))
+def test_a_pattern_of_many_names_finds_the_longest(names, text):
+    listed = "|".join(map(re.escape, sorted(set(names), key=len, reverse=True)))
+    assert re.split(f"({any_of(names)})", text) == re.split(f"({listed})", text)
+
+
 # -- templates that are not understood -------------------------------------------------------------------------
 
 
@@ -308,6 +357,19 @@ def test_a_template_that_rewrites_the_past_says_so():
     assert not renderer.extends and renderer.reason == "rewritten before a tool message"
 
 
+def test_a_template_is_told_of_no_tools_as_transformers_tells_it():
+    """`tools` is none, not undefined: Llama 3's templates ask `tools is not none`."""
+    asking = "{% if tools is not none %}{{ raise_exception('tools') }}{% endif %}" + TEMPLATES["chatml"]
+    assert TemplateRenderer(family("chatml"), asking).start([USER]) == RENDERERS["chatml"].start([USER])
+
+
+def test_a_message_that_the_template_leaves_out_is_no_prompt():
+    """Gemma's puts the system message before the first user message, and has no place for it without one."""
+    assert RENDERERS["gemma3"].start([SYSTEM, USER])
+    with pytest.raises(ValueError, match="leaves a message out"):
+        RENDERERS["gemma3"].start([SYSTEM])
+
+
 def test_a_default_system_turn_is_no_break():
     """The differences are taken between whole conversations, so that what a template adds in front is in both."""
     greeting = "{% if messages[0].role != 'system' %}<|im_start|>system\nyou are helpful<|im_end|>\n{% endif %}"
@@ -335,6 +397,12 @@ def test_the_renderer_of_a_directory(tmp_path):
     renderer = renderer_for(tmp_path, family("chatml"))
     start = family("chatml").token_to_id("<|endoftext|>")
     assert renderer.start([USER]).ids[0] == start and start in renderer.stop_ids
+    ends = [family("chatml").token_to_id(name) for name in ("<|im_start|>", "<|im_end|>", "a")] + [10**6, None]
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": ends}))
+    (tmp_path / "config.json").write_text(json.dumps({"eos_token_id": start}))
+    config(chat_template=TEMPLATES["chatml"])
+    found = renderer_for(tmp_path, family("chatml"))
+    assert found.stop_ids == (ends[1], ends[0], start), "the template's end first; a word ends nothing"
     config(chat_template=[{"name": "rag", "template": "x"}])
     with pytest.raises(UserError, match="chat_template has no 'default': rag"):
         renderer_for(tmp_path, family("chatml"))

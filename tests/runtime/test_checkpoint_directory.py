@@ -221,6 +221,18 @@ def test_what_cannot_be_loaded_is_named_in_one_line(saved, case):
     assert "\n" not in str(raised.value) and str(saved) in str(raised.value)
 
 
+def test_the_place_of_a_picture_may_lie_beyond_the_embedding(saved):
+    """As in the text models of Gemma 3: 262,144 rows, and `<image_soft_token>` is number 262,144."""
+    tokenizer = tokenizer_of(40)
+    tokenizer.add_special_tokens(["<image_soft_token>"])
+    tokenizer.save(str(saved / "tokenizer.json"))
+    assert pretrained.load_config(saved)[1].token_to_id("<image_soft_token>") == 40
+    tokenizer.add_special_tokens(["<end>"])
+    tokenizer.save(str(saved / "tokenizer.json"))
+    with pytest.raises(UserError, match=r"has token id 41.*vocab_size=40"):
+        pretrained.load_config(saved)
+
+
 def test_derived_tensors_are_no_surplus(saved):
     edit_tensors(lambda t: t.update({"model.layers.0.self_attn.rotary_emb.inv_freq": t[NORM]}))(saved)
     pretrained.load(saved)

@@ -105,6 +105,19 @@ def test_every_turn_is_a_call_that_its_schema_allows(engine, vocabulary, end, na
     assert names == {"pay", "finish"}, "an untrained policy makes every kind of call"
 
 
+@pytest.mark.parametrize("more", [0, 1, 31, -1])
+def test_a_mask_has_a_bit_for_every_row_of_the_model(vocabulary, more, end):
+    """Rows are often a multiple of 32, as those of Llama 3, Gemma 3 and Qwen; Gemma 3's tokenizer has one id more."""
+    larger = Vocabulary(family("qwen3"))
+    while larger.tokenizer.get_vocab_size() % 32:
+        larger.tokenizer.add_special_tokens([f"<unused{larger.tokenizer.get_vocab_size()}>"])
+    rows = larger.tokenizer.get_vocab_size() + more
+    matcher = Grammars(larger.tokenizer, vocab_size=rows, stop_ids=(end,)).start('start: "a"')
+    assert len(matcher.allowed()) == -(-rows // 32)
+    first = np.flatnonzero(np.unpackbits(matcher.allowed().view("u1"), bitorder="little"))
+    assert list(first) == list(vocabulary.encode("a"))
+
+
 def test_the_recorded_masks_give_the_behaviour_logprobs(engine, params, config, vocabulary, end):
     grammar = call_grammar(CALL_FORMATS["qwen"], TOOLS, vocabulary.controls)
     settings = ({}, {"temperature": 0.7}, {"top_k": 2}, {"top_p": 0.5, "min_p": 0.1}, {"temperature": 0.0})

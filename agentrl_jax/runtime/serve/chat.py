@@ -7,10 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from agentrl_jax.batch import Source
 from agentrl_jax.protocol import Message, Role, Tool, ToolCall
-from agentrl_jax.rollout.calls import BLOCK
-from agentrl_jax.rollout.renderers import ChatRenderer
+from agentrl_jax.rollout.calls import BLOCK, CALL_FORMATS
+from agentrl_jax.rollout.families import own_calls
+from agentrl_jax.rollout.renderers import ChatRenderer, written
 from agentrl_jax.rollout.template_renderer import TemplateRenderer
+from agentrl_jax.rollout.vocabulary import Span
 from agentrl_jax.runtime.serve.fields import Body, Refusal, refuse, token_ids
 
 _ROLES: Mapping[str, Role] = {
@@ -27,8 +30,8 @@ class Prompt(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Chat:
-    """Speaks for one policy. `describe_tools` puts the tools of a request into its system message; a run's renderer
-    describes the tools itself where the policy was trained so, and else it knows them."""
+    """Speaks for one policy. `describe_tools` tells it of the tools of a request, as its template does, else in the
+    system message; a run's renderer tells of them itself where the policy was trained so, and else it knows them."""
 
     renderer: ChatRenderer | TemplateRenderer
     vocab_size: int
@@ -38,43 +41,29 @@ class Chat:
         """The rendering of `messages` and `tools`, with the header of the next assistant turn.
 
         An assistant message that carries `token_ids`, as the answers of this server do on request, is those ids: what
-        was sampled is not encoded again. Text of any other message is encoded with control tokens switched off.
+        was sampled is not encoded again. One with `tool_calls` is the turn that the policy would have to sample for
+        them, tags as tokens. Text of any other message is encoded with control tokens switched off.
 
         Raises `Refusal` where a field is wrong, or the chat template takes no such conversation.
         """
         tools = _tools(body)
         pieces: list[Message | tuple[int, ...]] = [self._read(m, i) for i, m in enumerate(_messages(body))]
-        if tools and self.describe_tools:
+        voice = self.renderer
+        if tools and self.describe_tools and isinstance(voice, TemplateRenderer) and _tells(voice):
+            voice = voice.showing(tools)
+        elif tools and self.describe_tools:
             pieces = self._described(pieces, tools)
         try:
-            return Prompt(self._render(pieces), {tool.name: tool for tool in tools})
+            return Prompt(_render(voice, pieces), {tool.name: tool for tool in tools})
         except ValueError as error:
             raise Refusal(f"messages: {error}", param="messages", code="invalid_value") from error
-
-    def _render(self, pieces: Sequence[Message | tuple[int, ...]]) -> tuple[int, ...]:
-        ids: list[int] = []
-        sampled: tuple[int, ...] = ()
-        at = 0
-        while True:
-            end = next((i for i in range(at, len(pieces)) if isinstance(pieces[i], tuple)), len(pieces))
-            between = [piece for piece in pieces[at:end] if isinstance(piece, Message)]
-            if at == 0:
-                ids += self.renderer.start(between).ids
-            else:
-                ids += self.renderer.bridge(self.renderer.is_closed(sampled), between).ids
-            if end == len(pieces):
-                return tuple(ids)
-            turn = pieces[end]
-            assert isinstance(turn, tuple)
-            sampled = turn
-            ids += sampled
-            at = end + 1
 
     def message(self, ids: Sequence[int], text: str, tools: Mapping[str, Tool]) -> dict[str, Any]:
         """The assistant message of a sampled turn. A call that cannot be read stays text, as the policy wrote it, and
         so does reasoning, whatever is in it."""
         answer: dict[str, Any] = {"role": "assistant", "content": text}
-        said = self.renderer.spoken(text)
+        whole = text == self.renderer.decode(ids)  # and not cut before a stop string
+        said = self.renderer.words(ids) if whole else self.renderer.spoken(text)
         action = self.renderer.calls.parse(said, tools) if tools else None
         if action is not None and action.calls:
             reasoning = text[: len(text) - len(said)]
@@ -100,9 +89,40 @@ class Chat:
             raise refuse(f"{where}.role", got, f"one of {', '.join(_ROLES)}")
         if raw["role"] == "assistant" and raw.get("token_ids") is not None:
             return token_ids(raw["token_ids"], f"{where}.token_ids", self.vocab_size)
-        parts = [_content(raw.get("content"), f"{where}.content")]
-        parts += [self.renderer.calls.write(call) for call in _past_calls(raw, where)]
-        return Message(role=_ROLES[raw["role"]], content="\n".join(part for part in parts if part))
+        content, calls = _content(raw.get("content"), f"{where}.content"), _past_calls(raw, where)
+        return self._turn(content, calls) if calls else Message(role=_ROLES[raw["role"]], content=content)
+
+    def _turn(self, content: str, calls: Sequence[ToolCall]) -> tuple[int, ...]:
+        source = int(Source.ENVIRONMENT)
+        spans = [Span(content, source)] if content else []
+        for call in calls:
+            spans += [*([Span("\n", source)] if spans else []), *written(self.renderer.calls, call)]
+        return (*self.renderer.vocabulary.render(spans).ids, self.renderer.end_id)
+
+
+def _render(voice: ChatRenderer | TemplateRenderer, pieces: Sequence[Message | tuple[int, ...]]) -> tuple[int, ...]:
+    ids: list[int] = []
+    sampled: tuple[int, ...] = ()
+    at = 0
+    while True:
+        end = next((i for i in range(at, len(pieces)) if isinstance(pieces[i], tuple)), len(pieces))
+        between = [piece for piece in pieces[at:end] if isinstance(piece, Message)]
+        if at == 0:
+            ids += voice.start(between).ids
+        else:
+            ids += voice.bridge(voice.is_closed(sampled), between).ids
+        if end == len(pieces):
+            return tuple(ids)
+        turn = pieces[end]
+        assert isinstance(turn, tuple)
+        sampled = turn
+        ids += sampled
+        at = end + 1
+
+
+def _tells(voice: TemplateRenderer) -> bool:
+    """Whether the template, where it tells of tools, asks for calls in the format that is read."""
+    return type(CALL_FORMATS[own_calls(voice.source)]) is type(voice.calls)
 
 
 def _messages(body: Body) -> Sequence[Any]:
