@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import importlib.metadata
 import json
+import math
 import os
 import re
 import tempfile
@@ -21,7 +22,6 @@ import numpy as np
 from jax.sharding import Mesh
 
 from agentrl_jax.errors import UserError
-from agentrl_jax.recipes.meshes import without_samplers
 from agentrl_jax.recipes.plan import hlo
 from agentrl_jax.recipes.plan.memory import Host
 from agentrl_jax.recipes.plan.programs import Program, programs
@@ -34,7 +34,7 @@ _FORMAT = 2  # of what is cached
 
 def compile_all(wanted: Request, cache: Path, *, only: tuple[str, ...] = ()) -> dict[str, dict[str, Any]]:
     """Figures of every program by name, up to one that does not fit; those that the cache holds are not compiled."""
-    mesh = topology_mesh(wanted.topology.name, wanted.mesh, wanted.config.sampler_devices)
+    mesh = topology_mesh(wanted.topology.name, wanted.mesh)
     host = Host(wanted.topology.host_devices, host_mesh(wanted.topology, wanted.config.rollout.tensor))
     found = {}
     for program in programs(wanted.config, wanted.model, mesh, host):
@@ -58,12 +58,17 @@ def try_each(wanted: Request, rows: list[dict[str, Any]], cache: Path, most: int
     return tried
 
 
-def topology_mesh(name: str, sizes: Mapping[str, int], sampling: int = 0) -> Mesh:
-    """The mesh that training makes of the devices of a described slice, but for those of each host that sample."""
+def topology_mesh(name: str, sizes: Mapping[str, int]) -> Mesh:
+    """The mesh that training makes of the devices of a described slice.
+
+    Where it has fewer devices, since others sample, it is of the first: libtpu 0.0.52 ends the process at a collective
+    of any others ("Unexpected device_id"). What a device holds is the same; how far it is to the next is not.
+    """
     from jax.experimental import topologies
 
     devices = topologies.get_topology_desc(platform="tpu", topology_name=name).devices
-    found = without_samplers(devices, sampling)
+    count = math.prod(sizes.values())
+    found = devices if count == len(devices) else sorted(devices, key=lambda device: device.id)[:count]
     return make_mesh(**{axis: sizes.get(axis, 1) for axis in AXES}, devices=found)
 
 

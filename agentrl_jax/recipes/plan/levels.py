@@ -49,7 +49,17 @@ def compiled(wanted: Request, report: dict[str, Any], found: dict[str, dict[str,
     cycles = sum(times[name] * figures["cycles"] for name, figures in learned.items()) / wanted.topology.chip.clock
     report |= shapes.speed(wanted, executed * wanted.learners, moved, cycles or None)
     report |= {"flops_by": "compiled", "collectives": rows, "versions": next(iter(learned.values()))["versions"]}
-    return report | {"warnings": [*report["warnings"], *traps(wanted, learned)]}
+    return report | {"warnings": [*report["warnings"], *traps(wanted, learned), *_elsewhere(wanted)]}
+
+
+def _elsewhere(wanted: Request) -> list[str]:
+    """Whether the programs were compiled for other devices than they will run on; see `compiling.topology_mesh`."""
+    if wanted.learners == wanted.topology.devices:
+        return []
+    return [
+        f"placement='split': compiled for {wanted.learners} devices side by side; those that learn have others between "
+        "them, and exchange more slowly"
+    ]
 
 
 def _refused(found: dict[str, dict[str, Any]]) -> list[str]:
