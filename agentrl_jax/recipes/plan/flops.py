@@ -68,5 +68,6 @@ def _programs(equation: Any) -> list[Any]:
 
 
 def _devices(equation: Any) -> int:
-    mesh, axes = equation.params["mesh"], equation.params.get("manual_axes") or ()
+    params = equation.params
+    mesh, axes = params["mesh"], params.get("newly_manual_axes", params.get("manual_axes", ()))  # by release
     return math.prod(mesh.shape[axis] for axis in axes)
