@@ -14,6 +14,7 @@ from agentrl_jax.recipes.huggingface import CARRIED, carry, put, write
 from agentrl_jax.recipes.train import resolve
 from agentrl_jax.runtime import adapters, pretrained
 from agentrl_jax.runtime.checkpoint import Checkpoints
+from agentrl_jax.runtime.tensor_files import read_json
 
 
 def export(
@@ -100,5 +101,7 @@ def refuse_used(destination: Path) -> None:
 
 
 def _rewrite(source: Path, directory: Path, model: Any, params: Any, tokenizer: Any) -> None:
-    pretrained.save(directory, model, params, tokenizer)
+    ends = read_json(source / "config.json").get("eos_token_id")  # a template's stops, where nothing else has them
+    stops = [i for i in (ends if isinstance(ends, list) else [ends]) if type(i) is int]
+    pretrained.save(directory, model, params, tokenizer, stop_ids=stops)
     carry(source, directory, (*CARRIED, "generation_config.json"))

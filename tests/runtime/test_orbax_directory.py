@@ -16,6 +16,7 @@ import pytest
 from agentrl_jax import sharding
 from agentrl_jax.errors import UserError
 from agentrl_jax.models import llama
+from agentrl_jax.recipes.export import convert
 from agentrl_jax.runtime import pretrained
 
 sys.path.append(str(Path(__file__).parent))
@@ -114,6 +115,16 @@ def test_bf16_is_read_as_it_is_and_into_f32(names, params, tmp_path):
     pytree(at / "weights", rounded if names == "ours" else theirs(rounded))
     equal(rounded, pretrained.load(at, dtype="bfloat16")[1])
     equal(jax.tree.map(lambda x: x.astype(jnp.float32), rounded), pretrained.load(at)[1])
+
+
+def test_convert_makes_safetensors_and_keeps_what_ends_a_turn(params, tmp_path):
+    at = directory(tmp_path / "m")
+    (at / "config.json").write_text(json.dumps({**llama.config_to_json(CONFIG), "eos_token_id": [39, 7]}))
+    standard(at / "w", params)
+    made = convert(at, tmp_path / "made")
+    equal(params, pretrained.load(made)[1])
+    for name in ("config.json", "generation_config.json"):
+        assert json.loads((made / name).read_text())["eos_token_id"] == [39, 7]
 
 
 def test_safetensors_come_first(params, tmp_path):
