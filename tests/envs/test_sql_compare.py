@@ -170,11 +170,11 @@ GOLD = "SELECT p.name, count(*) FROM customers p JOIN orders e ON e.customer_id 
 )  # fmt: skip
 def test_rewritings_pass_and_near_misses_do_not(answer, right):
     task = Task(id="x", split="train", data={"gold": GOLD, "seed": "x"})
-    assert _outcome(task, build(DOMAINS[0], "train", 3), answer)[0] is right
+    assert _outcome(task, build(DOMAINS[0], "train", 3), answer, None)[0] is right
 
 
 def test_a_duplicate_heavy_join_is_told_from_its_distinct_form():
     task = Task(id="x", split="train", data={"gold": "SELECT p.city FROM customers p", "seed": "x"})
     content = build(DOMAINS[0], "train", 3)
-    assert _outcome(task, content, "SELECT city FROM customers ORDER BY id DESC")[0] is True
-    assert _outcome(task, content, "SELECT DISTINCT city FROM customers")[0] is False
+    assert _outcome(task, content, "SELECT city FROM customers ORDER BY id DESC", None)[0] is True
+    assert _outcome(task, content, "SELECT DISTINCT city FROM customers", None)[0] is False

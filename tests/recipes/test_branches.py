@@ -35,6 +35,7 @@ from agentrl_jax.rollout.collector import Finished
 from agentrl_jax.rollout.packing import pack, used_rows
 from agentrl_jax.rollout.pool import Deadlines, Pool
 from agentrl_jax.rollout.records import Trajectory
+from agentrl_jax.runtime import held
 from agentrl_jax.runtime.engine import Engine
 from agentrl_jax.runtime.interrupts import Interrupts
 from agentrl_jax.runtime.publish import publish
@@ -174,7 +175,7 @@ def test_branches_are_drawn_from_seed_step_group_and_member_alone() -> None:
     assert [plan.branch for plan in wider if plan.key[2:] == (1, 5)] == [plans[24 + 11].branch]
 
 
-def test_a_group_that_a_kill_cut_begins_anew_and_what_was_whole_is_kept() -> None:
+def test_a_group_that_a_kill_cut_begins_anew_and_what_was_whole_is_kept(tmp_path: Path) -> None:
     tasks = fake_suites.tasks("train", 5, 0)
     settings = Loop(
         steps=5, tasks=2, group=3, objective=cispo(), reward=lexicographic, max_lag=2,
@@ -192,12 +193,13 @@ def test_a_group_that_a_kill_cut_begins_anew_and_what_was_whole_is_kept() -> Non
             if step == 1:
                 while len(run.buffer) < 12:
                     take_in(run, finished, wait=True)
-                record = json.loads(json.dumps(run.buffer.to_json()))
+                held.write(tmp_path / "held", run.buffer.held())
+                counts = run.buffer.counts
                 break
-    held = record["trajectories"]
-    assert sum(item["branch"] is not None for item in held) == 8
-    del held[2], held[3]  # of group 4 a branch, of group 5 the trunk: as if they had not been over
-    with a_run(script, settings.group, Buffer.from_json(record)) as run:
+    left = held.read(tmp_path / "held")  # as a checkpoint keeps them
+    assert sum(t.branch is not None for t in left) == 8
+    del left[2], left[3]  # of group 4 a branch, of group 5 the trunk: as if they had not been over
+    with a_run(script, settings.group, Buffer.of(settings.group, left, counts)) as run:
         for _, groups, figures in steps_of(run, settings, tasks, Finished(), start=2):
             trained += [t for group in groups for t in group]
             assert figures["forks_refused"] == 0 and figures["branches"] == 4
