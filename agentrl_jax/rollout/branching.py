@@ -85,7 +85,8 @@ class Branching:
         if run.capturing:
             self._captured(run, reply)
         elif run.forking is not None:
-            if not (isinstance(reply, Failure) and reply.phase == "idle"):
+            asked = run.plan.branch is None or run not in run.unit.kin[run.plan.branch.member].captures
+            if asked and not (isinstance(reply, Failure) and reply.phase == "idle"):
                 self._forked(run, run.forking, reply)
         elif not (run.waiting or run.refused is not None):
             return False

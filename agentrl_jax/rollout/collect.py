@@ -222,7 +222,7 @@ class Driver:
         self._reset(run)
 
     def _on_reply(self, run: Run, reply: Reply) -> None:
-        if isinstance(reply, Failure) and reply.phase == "idle" and self.pool.busy(run.worker):
+        if isinstance(reply, Failure) and reply.phase in ("idle", "start") and self.pool.busy(run.worker):
             return  # of the process before: the command that has been sent since started another
         if self.branching.takes(run, reply):
             return

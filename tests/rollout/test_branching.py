@@ -27,6 +27,7 @@ from agentrl_jax.rollout.records import Branch, Trajectory
 from agentrl_jax.rollout.renderers import Following
 from agentrl_jax.rollout.replay import replay_in
 from agentrl_jax.rollout.sampling import Sample, SampleRequest
+from agentrl_jax.rollout.wire import Answer, Capture, Captured, Command, Failure, Reply
 
 DEADLINES = Deadlines(start=60.0, reset=30.0, step=30.0, verify=30.0)
 ADD1, ADD2, ADD3 = (ToolCall(name="add", arguments={"n": n}) for n in (1, 2, 3))
@@ -276,6 +277,35 @@ def test_workers_killed_before_at_and_after_the_branch_point_hang_nobody(pool, r
         assert branch.fork.refused and branch.receipt.steps[0].action.calls == (LOOK,)
     else:
         assert branch.success and branch.branch.turn == 2
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_worker_that_failed_to_start_while_its_branch_waited_is_replaced_and_costs_no_fork(ref, renderer, late):
+    """It is told before the source's state is there, or with it: then another process has been sent the state."""
+
+    class Unlucky(Pool):
+        def submit(self, worker: int, command: Command) -> None:
+            super().submit(worker, command)
+            if isinstance(command, Capture) and not late:
+                self._replies.append(self._fail_to_start(1 - worker))
+
+        def poll(self, timeout: float | None) -> list[tuple[int, Reply]]:
+            replies = super().poll(timeout)
+            held = [worker for worker, reply in replies if isinstance(reply, Answer)
+                    and isinstance(reply.value, Captured)]  # fmt: skip
+            return [*replies, *(self._fail_to_start(1 - worker) for worker in held if late)]
+
+        def _fail_to_start(self, worker: int) -> tuple[int, Reply]:
+            if worker in self._processes:
+                self._discard(worker)
+            lost.append(worker)
+            return worker, Failure(kind="timeout", phase="start", message="no answer")
+
+    lost: list[int] = []
+    with Unlucky(ref, 2, DEADLINES) as pool:
+        done = run(pool, renderer, {0: [ADD2, ADD3, FINISH], 1: ["-", ADD3, FINISH]}, [plan(0), plan(1, (0, 1))])
+    assert len(lost) == 1 and done[0].success and done[1].success
+    assert done[1].branch == Branch(member=0, turn=1) and done[1].fork.way == "copied" and not done[1].fork.refused
 
 
 def test_a_source_lost_for_good_leaves_its_last_turn_to_branch_from(tmp_path, renderer):
