@@ -204,6 +204,11 @@ class Branching:
     ended earlier; from the reset, where that was its first. With a `max_turn` beyond the usual length many leave at the
     last turn, which is the dearer way: replayed and read anew. See `rollout.branching` and, on weights,
     `rollout.packing`.
+
+    A turn that n of the `group` members share trains with its trunk's advantage. Where that is measured from the mean
+    of the group, what came of the same turn is in the baseline: the turn's gradient is in expectation
+    `(group - n) / group` of what it would be. With `trunks=1` the turns before the first branching have none left, only
+    noise; `rl.turns.branch_credit` with `credit_only` compares a turn with the other ways on and gives these 0.
     """
 
     trunks: int

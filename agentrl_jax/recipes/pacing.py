@@ -73,13 +73,13 @@ def branch_figures(trajectories: Sequence[Trajectory]) -> dict[str, Any]:
 
     `fork_s` and `fork_bytes` are sums over all, the refused ones too: seconds in the workers, and bytes sent to them;
     `forks_replayed` came to their state action by action. `branch_tokens`: what branches took over of their sources,
-    prompts included, which was sampled or read once, for the source.
+    prompts included: sampled once, for the source, and read anew by those that were replayed.
     """
     forks = [t.fork for t in trajectories if t.fork is not None]
     return {
         "branches": sum(t.branch is not None for t in trajectories),
         "branch_tokens": sum(fork.tokens for fork in forks),
-        "forks_replayed": sum(fork.way == "replayed" for fork in forks),
+        "forks_replayed": sum(fork.way == "replayed" and not fork.refused for fork in forks),
         "forks_refused": sum(bool(fork.refused) for fork in forks),
         "fork_s": round(sum(fork.seconds for fork in forks), 4),
         "fork_bytes": sum(fork.bytes for fork in forks),

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import fake_suites
@@ -34,7 +35,7 @@ from agentrl_jax.rollout.collect import collect
 from agentrl_jax.rollout.collector import Finished
 from agentrl_jax.rollout.packing import pack, used_rows
 from agentrl_jax.rollout.pool import Deadlines, Pool
-from agentrl_jax.rollout.records import Trajectory
+from agentrl_jax.rollout.records import Fork, Trajectory
 from agentrl_jax.runtime import held
 from agentrl_jax.runtime.engine import Engine
 from agentrl_jax.runtime.interrupts import Interrupts
@@ -159,6 +160,18 @@ def test_the_stage_trains_on_branches_and_says_what_they_cost(tmp_path: Path) ->
         assert {name: row[name] for name in branch_figures(trained)} == branch_figures(trained)
         assert row["branches"] >= 4 and row["forks_refused"] == 0 and row["fork_s"] > 0 and row["lag_max"] <= 1
         assert row["trained_tokens"] == sum(sum(t.action_mask[t.branch_start :]) for t in trained if t.valid)
+
+
+def test_a_refused_replay_is_counted_as_refused_alone() -> None:
+    forks = (
+        Fork(way="replayed", tokens=7),
+        Fork(way="replayed", refused="another answer"),
+        Fork(way="copied", tokens=5),
+    )
+    found: Any = [SimpleNamespace(branch=None if fork.refused else fork, fork=fork) for fork in forks]
+    figures = branch_figures(found)
+    assert [figures[f"forks_{name}"] for name in ("replayed", "refused")] == [1, 1]
+    assert figures["branches"] == 2 and figures["branch_tokens"] == 12
 
 
 def test_branches_are_drawn_from_seed_step_group_and_member_alone() -> None:
