@@ -14,6 +14,7 @@ import pytest
 from tests.end_to_end.test_train import (
     CONFIG,
     KEEPING,
+    KEPT,
     LIMIT_S,
     READ_ONLY,
     agentrl,
@@ -70,6 +71,7 @@ def test_p57_ten_kills_at_random_points_change_nothing(undisturbed: Path, tmp_pa
     for name, value in before.items():
         np.testing.assert_array_equal(after[name], value, err_msg=name)
     for one, other in zip(kept(directory), kept(undisturbed), strict=True):
-        assert one == other, "no trajectory is lost, doubled or another"
+        differing = [name for name, a, b in zip(KEPT, one, other, strict=True) if a != b]
+        assert not differing, f"lost, doubled or another, by {differing}: {one}, expected {other}"
     assert [row["at"] for row in rows(directory, "metrics.jsonl")] == list(range(1, STEPS + 1))
     assert len(set(lasted)) > KILLS // 2, f"the kills did not spread over the run: {lasted}"

@@ -72,14 +72,14 @@ def parameters(directory: Path) -> dict[str, np.ndarray]:
     return {jax.tree_util.keystr(path): np.asarray(leaf) for path, leaf in leaves}
 
 
+KEPT = ("step", "group", "member", "task", "tokens", "behavior_logprobs", "policy_versions", "stop", "verdict")
+
+
 def kept(directory: Path) -> list[tuple]:
     """The trajectories in the run's store, less what a clock has measured."""
     store = Store(str(directory / "trajectories"))
     steps = store.column("steps").read().result().tolist()
-    return [
-        (step, t.group, t.member, t.task, t.tokens, t.behavior_logprobs, t.policy_versions, t.stop, t.verdict)
-        for step, t in zip(steps, store, strict=True)
-    ]
+    return [(step, *(getattr(t, name) for name in KEPT[1:])) for step, t in zip(steps, store, strict=True)]
 
 
 @pytest.fixture(scope="module")
