@@ -205,5 +205,5 @@ def test_a_process_that_is_killed_ends_the_run_by_name(tmp_path: Path) -> None:
     processes[1].kill()
     _, errors = processes[0].communicate(timeout=60)
     processes[1].communicate()
-    assert processes[0].returncode == 2
+    assert processes[0].returncode == 2, errors
     assert "agentrl: error: process 1 of 2 is gone: last seen in phase" in errors.splitlines()[-1]
