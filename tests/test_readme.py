@@ -36,7 +36,7 @@ def test_the_mathematics_alone():
 
 def test_credit_per_turn():
     names = run_block("step_credit()")
-    for settings in (names["beside"], names["alone"]):
+    for settings in (names["beside"], names["alone"], names["branched"]):
         check_credit(Loop(reward=lexicographic, **settings))
 
 

@@ -82,6 +82,8 @@ def convert(source: Path, destination: Path, dtype: str | None = None) -> Path:
     `dtype` of the weights; None: as in the directory's params, f32. Raises `UserError` for what cannot be read.
     """
     refuse_used(destination)
+    if (source / "checkpoints").is_dir():
+        raise UserError(f"{source}: a run, not a model; type: agentrl export {source} {destination}")
     if source.is_dir():
         loaded = pretrained.load(source, dtype=dtype)
         return put(destination, lambda directory: _rewrite(source, directory, *loaded))

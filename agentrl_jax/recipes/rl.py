@@ -22,7 +22,7 @@ from agentrl_jax.recipes.evaluate import evaluate, measure
 from agentrl_jax.recipes.optimizing import make_optimizer
 from agentrl_jax.recipes.pacing import admit, capped_rate, roll_out, take_in
 from agentrl_jax.recipes.shares import dealt, global_batch, micro_batches, renumbered, summed
-from agentrl_jax.recipes.turn_credit import lives_on_evidence, read_step, still_blind, turn_figures
+from agentrl_jax.recipes.turn_credit import lives_on_evidence, read_step, refuse_endless, still_blind, turn_figures
 from agentrl_jax.rl.objective import assign, policy_loss
 from agentrl_jax.rl.rewards import check_rewards, decided
 from agentrl_jax.rl.turns import on_tokens
@@ -90,6 +90,7 @@ def rl(run: Run) -> None:
             batch, *credited = credit(batch, sharding.put(outcomes, run.everywhere))
             rewards, advantages, per_turn = jax.device_get(credited)
             refuse_wrong(groups, rewards, outcomes.valid)
+            refuse_endless(per_turn)
             for _ in range(loop.updates_per_batch):
                 state, info = update.step(state, batch, micro)
             row = run.learned(state, info, trained_tokens=totals.pop("trained_tokens") * loop.updates_per_batch)

@@ -109,6 +109,13 @@ def still_blind(environment: str, turns: GroupTurns) -> bool:
     return not answered
 
 
+def refuse_endless(per_turn: np.ndarray | None) -> None:
+    """Raises `UserError` naming the turn whose credit is no finite number: before it reaches a gradient."""
+    if per_turn is not None and not np.isfinite(per_turn).all():
+        p, g, k = np.argwhere(~np.isfinite(per_turn))[0]
+        raise UserError(f"loop.credit gave {per_turn[p, g, k]} for turn {k} of member {g} of group {p} of this step")
+
+
 def turn_figures(turns: GroupTurns | None, per_turn: np.ndarray | None, valid: np.ndarray) -> dict[str, Any]:
     """Figures of a step's turns, over the trajectories that count.
 
@@ -116,14 +123,9 @@ def turn_figures(turns: GroupTurns | None, per_turn: np.ndarray | None, valid: n
     `turns_answered`: that the environment answered; `turns_measured`: whose evidence it measured. `turns_cut`: how many
     had no place. `turn_credit`: mean size of a turn's credit. `potential_error`: the most that a trajectory's gains and
     its potentials are apart.
-
-    Raises `UserError` for a credit that is no finite number.
     """
     if turns is None or per_turn is None:
         return {}
-    if not np.isfinite(per_turn).all():
-        p, g, k = np.argwhere(~np.isfinite(per_turn))[0]
-        raise UserError(f"loop.credit gave {per_turn[p, g, k]} for turn {k} of member {g} of group {p} of this step")
     counted = turns.valid & valid[:, :, None]
     taken = max(1, int(counted.sum()))
     return {

@@ -21,21 +21,21 @@ from agentrl_jax.protocol import Observation
 from agentrl_jax.rollout.attribution import judge_replay
 from agentrl_jax.rollout.episode import Ask
 from agentrl_jax.rollout.forks import reason_of, resumed
+from agentrl_jax.rollout.live import Forking, LiveEpisode
 from agentrl_jax.rollout.records import Branch, Fork
-from agentrl_jax.rollout.runs import Forking, Run
 from agentrl_jax.rollout.wire import Answer, Captured, Failure, Replay, Reply, Resume
 
 if TYPE_CHECKING:
     from agentrl_jax.rollout.collect import Driver
 
 
-class Branching:
+class Branches:
     """The branches among a driver's episodes."""
 
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
 
-    def wait(self, run: Run, branch: Branch) -> None:
+    def wait(self, run: LiveEpisode, branch: Branch) -> None:
         """A branch has got its slot and worker: it starts when its source is there."""
         run.waiting, source = True, run.unit.kin[branch.member]
         if source.over or source.episode.turn >= branch.turn:
@@ -43,7 +43,7 @@ class Branching:
         else:
             source.branches.append(run)
 
-    def ask(self, run: Run, ask: Ask) -> None:
+    def ask(self, run: LiveEpisode, ask: Ask) -> None:
         """Submit a turn, and that of the branches that leave here."""
         if not run.branches:
             return self._driver.ask(run, ask)
@@ -69,7 +69,7 @@ class Branching:
             if other not in beside:
                 self._follow(other, run)
 
-    def ended(self, source: Run) -> None:
+    def ended(self, source: LiveEpisode) -> None:
         """An episode is over: those that had not reached its state yet play its actions again."""
         captures, source.captures, source.capturing = source.captures, [], False
         for run in captures:
@@ -80,7 +80,7 @@ class Branching:
         for run in branches:
             self._follow(run, source)
 
-    def takes(self, run: Run, reply: Reply) -> bool:
+    def takes(self, run: LiveEpisode, reply: Reply) -> bool:
         """Whether a reply is one that no episode waits for; what is to come of it then has."""
         if run.capturing:
             self._captured(run, reply)
@@ -92,14 +92,14 @@ class Branching:
             return False
         return True  # what is left is the death of a process that held no state of this run
 
-    def _part(self, run: Run, source: Run, turn: int, *, replayed: bool) -> Ask:
+    def _part(self, run: LiveEpisode, source: LiveEpisode, turn: int, *, replayed: bool) -> Ask:
         """The branch takes over its source's record up to a turn; gives the whole context as what to read."""
         run.episode, ask = source.episode.branched(run.plan, turn)
         run.waiting = False
         run.forking = Forking(begun=time.monotonic(), replayed=replayed, tokens=run.episode.length)
         return ask
 
-    def _follow(self, run: Run, source: Run) -> None:
+    def _follow(self, run: LiveEpisode, source: LiveEpisode) -> None:
         """Branch from the record of a source that is past the turn, or over; its last turn is the last to branch at."""
         assert run.plan.branch is not None
         turn = min(run.plan.branch.turn, source.episode.turn)
@@ -109,10 +109,10 @@ class Branching:
         self._driver.ask(run, self._part(run, source, turn, replayed=True))
         self._replay(run)
 
-    def _replay(self, run: Run) -> None:
+    def _replay(self, run: LiveEpisode) -> None:
         self._driver.pool.submit(run.worker, Replay(run.plan.task, run.plan.seed, run.episode.performed))
 
-    def _captured(self, source: Run, reply: Reply) -> None:
+    def _captured(self, source: LiveEpisode, reply: Reply) -> None:
         captures, source.captures, source.capturing = source.captures, [], False
         seconds = reply.wall_ms / 1e3
         for run in captures:
@@ -131,7 +131,7 @@ class Branching:
         else:
             self._driver.proceed(source)
 
-    def _forked(self, run: Run, forking: Forking, reply: Reply) -> None:
+    def _forked(self, run: LiveEpisode, forking: Forking, reply: Reply) -> None:
         forking.seconds += reply.wall_ms / 1e3
         if forking.replayed:
             failure = reply if isinstance(reply, Failure) else None
@@ -146,7 +146,7 @@ class Branching:
         run.episode.fork, run.forking = _record(forking), None
         self._driver.proceed(run)
 
-    def _refuse(self, run: Run, forking: Forking, reason: str) -> None:
+    def _refuse(self, run: LiveEpisode, forking: Forking, reason: str) -> None:
         run.forking, fork = None, _record(forking, reason)
         if run.sampling:
             run.refused = fork

@@ -22,7 +22,7 @@ from agentrl_jax.rollout.attribution import (
     stop_of,
     wants_replay,
 )
-from agentrl_jax.rollout.branching import Branching
+from agentrl_jax.rollout.branching import Branches
 from agentrl_jax.rollout.budgets import EvidenceRule
 from agentrl_jax.rollout.codec import to_json
 from agentrl_jax.rollout.episode import (
@@ -36,12 +36,12 @@ from agentrl_jax.rollout.episode import (
     TokenMismatch,
     Unrenderable,
 )
+from agentrl_jax.rollout.live import LiveEpisode, Unit, units_of
 from agentrl_jax.rollout.places import nearby
 from agentrl_jax.rollout.play import play
 from agentrl_jax.rollout.pool import Pool
 from agentrl_jax.rollout.ray_pool import RayPool
 from agentrl_jax.rollout.records import Fork, Trajectory
-from agentrl_jax.rollout.runs import Run, Unit, units_of
 from agentrl_jax.rollout.sampling import WHOLE, Cut, Sample, Sampler, SampleRequest
 from agentrl_jax.rollout.wire import Capture, Failure, Finish, Perform, Replay, Reply, Reset
 
@@ -67,7 +67,7 @@ def collect(
     stall_s: float = inf,
     alive: Callable[[], None] = lambda: None,
 ) -> Iterator[Trajectory]:
-    """Run every episode of `plan` and yield each trajectory as it finishes, failed ones too, with their cause.
+    """LiveEpisode every episode of `plan` and yield each trajectory as it finishes, failed ones too, with their cause.
 
     Members of a group that stand together in the plan start together, as many as slots and workers allow, and prefill
     their common prompt once. A worker that dies or hangs is replaced and, with `healing`, its state is rebuilt
@@ -108,9 +108,9 @@ class Driver:
         self.waiting: deque[Unit] = deque()
         self.idle_slots = set(range(sampler.slots))
         self.near: int = getattr(sampler, "near", sampler.slots)  # without a word on it, all share with all
-        self.branching = Branching(self)
-        self.by_slot: dict[int, Run] = {}
-        self.by_worker: dict[int, Run] = {}
+        self.branching = Branches(self)
+        self.by_slot: dict[int, LiveEpisode] = {}
+        self.by_worker: dict[int, LiveEpisode] = {}
         self.stall_s, self.moved_at = stall_s, time.monotonic()
         self.freed = False  # slots and workers may be there for units that wait
         self.limits = {"deadlines": to_json(pool.deadlines), "max_turn_tokens": max_turn_tokens}
@@ -194,7 +194,7 @@ class Driver:
         return workers
 
     def _start(self, unit: Unit, worker: int, slot: int, plan: EpisodePlan) -> None:
-        run = Run(plan=plan, slot=slot, worker=worker, episode=self._episode(plan), unit=unit)
+        run = LiveEpisode(plan=plan, slot=slot, worker=worker, episode=self._episode(plan), unit=unit)
         self.by_slot[slot] = self.by_worker[worker] = run
         self.idle_slots.discard(slot)
         if plan.member in unit.sources:
@@ -210,18 +210,18 @@ class Driver:
             max_segments=self.max_segments,
         )  # fmt: skip
 
-    def _reset(self, run: Run) -> None:
+    def _reset(self, run: LiveEpisode) -> None:
         run.resetting = True
         run.unit.resetting += 1
         self.pool.submit(run.worker, Reset(run.plan.task, run.plan.seed))
 
-    def start_anew(self, run: Run, fork: Fork | None = None) -> None:
+    def start_anew(self, run: LiveEpisode, fork: Fork | None = None) -> None:
         """A branch that has nowhere to branch from, or was refused its state, runs from the reset."""
         run.episode, run.queued = self._episode(run.plan), None
         run.episode.fork = fork
         self._reset(run)
 
-    def _on_reply(self, run: Run, reply: Reply) -> None:
+    def _on_reply(self, run: LiveEpisode, reply: Reply) -> None:
         if isinstance(reply, Failure) and reply.phase in ("idle", "start") and self.pool.busy(run.worker):
             return  # of the process before: the command that has been sent since started another
         if self.branching.takes(run, reply):
@@ -239,7 +239,7 @@ class Driver:
         elif isinstance(reply.value, Observation):
             self._on_observation(run, reply.value, reply.wall_ms)
 
-    def _on_reset(self, run: Run, observation: Observation) -> None:
+    def _on_reset(self, run: LiveEpisode, observation: Observation) -> None:
         try:
             move = run.episode.begin(observation)
         except Unrenderable as error:
@@ -250,7 +250,7 @@ class Driver:
             self._move(run, move)
         self._settle_unit(run)
 
-    def _settle_unit(self, run: Run) -> None:
+    def _settle_unit(self, run: LiveEpisode) -> None:
         """Once the last of a unit's resets is answered, submit its prompts as one wave; equal ones are shared."""
         unit, run.resetting = run.unit, False
         unit.resetting -= 1
@@ -262,14 +262,14 @@ class Driver:
             leader = leaders.setdefault(ask.ids, slot)
             self.ask(self.by_slot[slot], ask, share_with=None if leader == slot else leader)
 
-    def _on_observation(self, run: Run, observation: Observation, wall_ms: float) -> None:
+    def _on_observation(self, run: LiveEpisode, observation: Observation, wall_ms: float) -> None:
         try:
             move = run.episode.on_observation(observation, wall_ms)
         except Unrenderable as error:
             return self._lose(run, Failure(kind="garbage", phase="step", message=str(error)), None)
         self._move(run, move)
 
-    def _on_sample(self, run: Run, sample: Sample) -> None:
+    def _on_sample(self, run: LiveEpisode, sample: Sample) -> None:
         run.sampling = False
         if run.doom is not None:
             self._fail(run, run.doom)
@@ -290,19 +290,19 @@ class Driver:
             return self._lose(run, Failure(kind="garbage", phase="sample", message=str(error)), None)
         self._move(run, move)
 
-    def _unsampled(self, run: Run, reason: str) -> None:
+    def _unsampled(self, run: LiveEpisode, reason: str) -> None:
         """No turn was sampled: nothing the policy did, so the episode leaves the batch."""
         run.attribution = Attribution(cause=Cause.ENVIRONMENT, evidence=reason)
         run.episode.give_up(StopReason.FAILURE)
         self._close(run, failed_verdict(run.attribution))
 
-    def _move(self, run: Run, move: Move) -> None:
+    def _move(self, run: LiveEpisode, move: Move) -> None:
         if isinstance(move, Ask):
             return self.branching.ask(run, move)
         run.queued = Perform(move.action) if isinstance(move, Act) else Finish(move.stop)
         self.proceed(run)
 
-    def proceed(self, run: Run) -> None:
+    def proceed(self, run: LiveEpisode) -> None:
         """Ask of the worker what is next for it, once its state is there; first what branches need of that state."""
         if run.lost is not None or run.capturing or run.forking is not None:
             return
@@ -313,7 +313,7 @@ class Driver:
             command, run.queued = run.queued, None
             self.pool.submit(run.worker, command)
 
-    def ask(self, run: Run, ask: Ask, *, share_with: int | None = None, fork_from: int | None = None) -> None:
+    def ask(self, run: LiveEpisode, ask: Ask, *, share_with: int | None = None, fork_from: int | None = None) -> None:
         """Submit a turn; see `SampleRequest` for whose computation it takes up."""
         run.sampling, cut = True, run.unit.cut
         self.sampler.submit(
@@ -325,7 +325,7 @@ class Driver:
             )
         )  # fmt: skip
 
-    def _on_failure(self, run: Run, failure: Failure) -> None:
+    def _on_failure(self, run: LiveEpisode, failure: Failure) -> None:
         if (
             run.resetting
             and failure.kind in ("timeout", "crash")
@@ -335,7 +335,7 @@ class Driver:
             return self.pool.submit(run.worker, Reset(run.plan.task, run.plan.seed))
         self.heal(run, failure, possible=not run.resetting and wants_replay(failure, self.pool.spec))
 
-    def heal(self, run: Run, failure: Failure, *, possible: bool) -> None:
+    def heal(self, run: LiveEpisode, failure: Failure, *, possible: bool) -> None:
         """Rebuild the state that a worker has lost by replay, where that is `possible`."""
         if self.healing and possible and run.episode.healed < MAX_HEALS:
             run.lost = failure
@@ -343,14 +343,14 @@ class Driver:
         else:
             self._lose(run, failure, None)
 
-    def _asked(self, run: Run) -> tuple[Action, ...]:
+    def _asked(self, run: LiveEpisode) -> tuple[Action, ...]:
         """Every action the lost environment was asked to perform, the unanswered one last."""
         pending = run.episode.pending
         if pending is None or run.queued is not None:  # a queued action was never asked of it
             return run.episode.performed
         return (*run.episode.performed, pending)
 
-    def _on_replay(self, run: Run, lost: Failure, reply: Reply) -> None:
+    def _on_replay(self, run: LiveEpisode, lost: Failure, reply: Reply) -> None:
         actions = self._asked(run)
         failure = reply if isinstance(reply, Failure) else None
         observations = reply.replayed if isinstance(reply, Failure) else reply.value
@@ -364,7 +364,7 @@ class Driver:
             return self._on_observation(run, observations[-1], lost.wall_ms)
         self.proceed(run)
 
-    def _lose(self, run: Run, failure: Failure, evidence: ReplayEvidence | None) -> None:
+    def _lose(self, run: LiveEpisode, failure: Failure, evidence: ReplayEvidence | None) -> None:
         """The environment is gone for good: settle the cause, and end the episode as soon as its slot is idle."""
         run.attribution = attribute(failure, evidence)
         if run.sampling:
@@ -372,7 +372,7 @@ class Driver:
         else:
             self._fail(run, failure)
 
-    def _fail(self, run: Run, failure: Failure) -> None:
+    def _fail(self, run: LiveEpisode, failure: Failure) -> None:
         assert run.attribution is not None
         if run.episode.stop is None:  # else it had ended, and only its measurement is lost
             exception, asked = failure.exception or failure.kind, run.queued is None
@@ -382,7 +382,7 @@ class Driver:
         if run.resetting:
             self._settle_unit(run)
 
-    def _close(self, run: Run, verdict: Verdict | None) -> None:
+    def _close(self, run: LiveEpisode, verdict: Verdict | None) -> None:
         pool = self.pool
         found = run.episode.trajectory(
             verdict, run.attribution, verifier_version=pool.verifier_version, ref=pool.ref, limits=self.limits

@@ -59,16 +59,18 @@ def read_turns(
         states: dict[str | int, int] = {}
         actions: dict[str, int] = {}
         for t in (members[m] for m in sorted(members)):
-            _fill(arrays, (p, t.member), t, _steps(t, members), states, actions, same_state)
+            _check_source(t, members)
+            _fill(arrays, (p, t.member), t, states, actions, same_state)
     return arrays
 
 
 def _fill(
-    arrays: GroupTurns, at: tuple[int, int], t: Trajectory, steps: Mapping[int, Step], states: dict[str | int, int],
-    actions: dict[str, int], same_state: SameState,
+    arrays: GroupTurns, at: tuple[int, int], t: Trajectory, states: dict[str | int, int], actions: dict[str, int],
+    same_state: SameState,
 ) -> None:  # fmt: skip
-    """Writes one trajectory."""
+    """Writes one trajectory. Of a branch the receipt has its source's steps as well, up to where it left."""
     branch, most = t.branch, arrays.valid.shape[2]
+    steps = {step.turn: step for step in t.receipt.steps}
     if branch is not None:
         arrays.branch_member[at], arrays.branch_turn[at] = branch.member, branch.turn
     arrays.violated[at] = t.valid and t.violated
@@ -106,20 +108,11 @@ def _number(*texts: str) -> int:
     return int(fingerprint(*texts), 16)
 
 
-def _steps(t: Trajectory, members: Mapping[int, Trajectory]) -> dict[int, Step]:
-    """The exchanges by turn: its own, and where its receipt does not repeat them those of the members it continues."""
-    steps = {step.turn: step for step in t.receipt.steps}
-    visited, limit = {t.member}, None
-    while (branch := t.branch) is not None:
-        if branch.member not in members or branch.member in visited:
-            raise ValueError(
-                f"task {t.task.id!r}: member {t.member} continues member {branch.member}, which is not there or "
-                "continues it"
-            )
-        t, limit = members[branch.member], branch.turn if limit is None else min(limit, branch.turn)
-        visited.add(t.member)
-        steps = {**{step.turn: step for step in t.receipt.steps if step.turn < limit}, **steps}
-    return steps
+def _check_source(t: Trajectory, members: Mapping[int, Trajectory]) -> None:
+    if t.branch is not None and (t.branch.member not in members or t.branch.member == t.member):
+        raise ValueError(
+            f"task {t.task.id!r}: member {t.member} continues member {t.branch.member}, which is not there or is itself"
+        )
 
 
 def _gain(step: Step | None) -> float | None:

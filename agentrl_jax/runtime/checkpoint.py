@@ -6,8 +6,9 @@ leaves the previous checkpoint the latest. Saving goes on beside the run once th
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -31,12 +32,13 @@ class Checkpoints:
 
     def __init__(self, directory: Path, *, keep: int, best: int = 0, read_only: bool = False) -> None:
         kept = None if read_only else _NewestAndBest(keep, best)
-        options = ocp.CheckpointManagerOptions(
-            preservation_policy=kept, best_fn=_score, enable_async_checkpointing=not read_only, read_only=read_only,
-            create=not read_only,
-        )  # fmt: skip
         self._directory = directory
-        self._manager = ocp.CheckpointManager(directory.resolve(), options=options)
+        with _unwarned() if read_only else nullcontext():
+            options = ocp.CheckpointManagerOptions(
+                preservation_policy=kept, best_fn=_score, enable_async_checkpointing=not read_only,
+                read_only=read_only, create=not read_only,
+            )  # fmt: skip
+            self._manager = ocp.CheckpointManager(directory.resolve(), options=options)
 
     def numbers(self) -> list[int]:
         return sorted(self._manager.all_steps())
@@ -136,3 +138,15 @@ class _NewestAndBest(ocp.checkpoint_managers.PreservationPolicy):
         highest = sorted((score, place) for score, place in scores if score is not None)[::-1][: self.best]
         kept = {place for _, place in (*highest, *scores[-self.keep :])}
         return [place in kept for place in range(len(checkpoints))]
+
+
+@contextmanager
+def _unwarned() -> Iterator[None]:
+    """Without Orbax's two warnings that what is opened to be read is only read."""
+    logger = logging.getLogger("absl")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)

@@ -13,17 +13,17 @@ import numpy as np
 from scripted import ScriptedSampler, by_turn
 
 from agentrl_jax.protocol import EnvironmentRef, ToolCall
-from agentrl_jax.recipes import config as configs
+from agentrl_jax.recipes.config import Branching, Loop
 from agentrl_jax.recipes.rl import make_credit, read_outcomes
 from agentrl_jax.recipes.turn_credit import check_credit
 from agentrl_jax.rl.algorithms import rloo
 from agentrl_jax.rl.objective import credit_only
 from agentrl_jax.rl.rewards import lexicographic
 from agentrl_jax.rl.turns import branch_credit
-from agentrl_jax.rollout import records
 from agentrl_jax.rollout.collect import EpisodePlan, collect
 from agentrl_jax.rollout.packing import pack
 from agentrl_jax.rollout.pool import Deadlines, Pool
+from agentrl_jax.rollout.records import Branch
 from agentrl_jax.rollout.renderers import TINY, ChatRenderer
 from agentrl_jax.rollout.tokenizer import build
 from agentrl_jax.rollout.turns import read_turns
@@ -40,13 +40,12 @@ LEFT = {2: (0, 1), 3: (1, 2)}
 
 
 def test_a_turn_that_branches_share_is_paid_once_for_all_that_came_of_it() -> None:
-    Branch, Branching = (getattr(records, "Branch"), getattr(configs, "Branching"))  # noqa: B009
     renderer = ChatRenderer(build([fake_suites.WORDS], vocab_size=400), TINY, tools=fake_suites.TOOLS)
     task = fake_suites.tasks("train", 3, 0)[2]
     plans: list[Any] = [
         EpisodePlan(
             group=0, member=m, task=task, seed=0, key=(0, m),
-            **({"branch": Branch(member=LEFT[m][0], turn=LEFT[m][1])} if m in LEFT else {}),
+            branch=Branch(member=LEFT[m][0], turn=LEFT[m][1]) if m in LEFT else None,
         )
         for m in SCRIPTS
     ]  # fmt: skip
@@ -57,7 +56,7 @@ def test_a_turn_that_branches_share_is_paid_once_for_all_that_came_of_it() -> No
     group = sorted(found, key=lambda t: t.member)
     assert [t.success for t in group] == [True, False, False, True]
     settings: Any = {"branching": Branching(trunks=2, max_turn=2), "credit": branch_credit}
-    loop = configs.Loop(
+    loop = Loop(
         tasks=1, group=4, objective=replace(rloo(), advantage=credit_only), width=128,
         reward=partial(lexicographic, quality_scale=0.0), **settings,
     )  # fmt: skip

@@ -18,7 +18,7 @@ from agentrl_jax.models import llama
 from agentrl_jax.protocol import Message
 from agentrl_jax.recipes import policy as policies
 from agentrl_jax.recipes.config import PretrainedPolicy
-from agentrl_jax.recipes.export import export
+from agentrl_jax.recipes.export import convert, export
 from agentrl_jax.rollout.families import FAMILIES, renderer_for
 from agentrl_jax.rollout.tokenizer import build
 from agentrl_jax.runtime import pretrained
@@ -88,3 +88,13 @@ def test_another_checkpoint_than_the_newest(base, tmp_path):
         jax.tree.map(lambda x, y, n=factor: np.testing.assert_array_equal(x * n, y), params, found)
     with pytest.raises(UserError, match=r"--checkpoint 2: the run has 1, 4"):
         export(config, tmp_path, tmp_path / "none", number=2)
+
+
+def test_a_run_is_no_model_to_convert(run, tmp_path):
+    with pytest.raises(UserError, match=r"a run, not a model; type: agentrl export "):
+        convert(run, tmp_path / "made")
+
+
+def test_what_is_opened_to_be_read_warns_of_nothing(run, caplog):
+    Checkpoints(run / "checkpoints", keep=1, read_only=True).close()
+    assert not caplog.records

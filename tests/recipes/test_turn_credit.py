@@ -17,7 +17,7 @@ import measured_suite
 import numpy as np
 import pytest
 
-from agentrl_jax.batch import TokenBatch
+from agentrl_jax.batch import GroupTurns, TokenBatch
 from agentrl_jax.errors import UserError
 from agentrl_jax.protocol import Check, EnvironmentRef, ToolCall, Verdict
 from agentrl_jax.recipes import shares
@@ -30,6 +30,7 @@ from agentrl_jax.recipes.turn_credit import (
     lives_on_evidence,
     potential_error,
     read_step,
+    refuse_endless,
     still_blind,
     turn_figures,
     turns_together,
@@ -172,7 +173,7 @@ def test_figures_of_turns(groups: list[list[Trajectory]]) -> None:
     assert turn_figures(None, None, outcomes.valid) == {}
     per_turn = np.where(turns.gains > 0, np.float32("nan"), per_turn)
     with pytest.raises(UserError, match=r"loop\.credit gave nan for turn . of member . of group 0"):
-        turn_figures(turns, per_turn, outcomes.valid)
+        refuse_endless(per_turn)
 
 
 def test_a_credit_by_evidence_needs_an_environment_that_measures_it(groups: list[list[Trajectory]]) -> None:
@@ -288,3 +289,14 @@ def test_the_stage_trains_with_credit_of_turns_and_compiles_once(open_: Any) -> 
         {turn: credit for _, _, turn, logprob, credit in t["tokens"] if logprob is not None} for t in transcripts
     ]
     assert any(len(set(credits.values())) > 1 for credits in of_turns), "turns of one episode differ"
+
+
+def test_a_credit_that_is_no_number_is_named_before_it_reaches_a_gradient(open_: Any) -> None:
+    def endless(turns: GroupTurns, rewards: jax.Array, valid: jax.Array) -> jax.Array:
+        del rewards, valid
+        return jnp.where(turns.measured, jnp.float32("nan"), 0.0)
+
+    run = open_("measured_suite:suite", credit=endless)
+    with pytest.raises(UserError, match=r"loop\.credit gave nan for turn"):
+        rl(run)
+    assert run.at == 0, "no update was made of it"

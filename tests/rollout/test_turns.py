@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import fake_suites
@@ -15,7 +14,7 @@ from hypothesis import strategies as st
 
 from agentrl_jax.protocol import Action, Attribution, Budget, Cause, Check, ToolCall, Verdict
 from agentrl_jax.rollout.play import play
-from agentrl_jax.rollout.records import Trajectory
+from agentrl_jax.rollout.records import Branch, Trajectory
 from agentrl_jax.rollout.renderers import ChatRenderer
 from agentrl_jax.rollout.turns import SameState, action_key, most_turns, read_turns
 
@@ -42,15 +41,8 @@ def with_gains(t: Trajectory, gains: Sequence[float | None]) -> Trajectory:
     return replace(t, receipt=replace(t.receipt, steps=tuple(steps)))
 
 
-class Branching:
-    """A trajectory with a branch, as far as it is read here."""
-
-    def __init__(self, t: Trajectory, member: int, turn: int) -> None:
-        self.branch = SimpleNamespace(member=member, turn=turn)
-        self._of = t
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._of, name)
+def branching(t: Trajectory, member: int, turn: int) -> Trajectory:
+    return replace(t, branch=Branch(member=member, turn=turn))
 
 
 def read(group: Sequence[Any], *, most: int = 5, same_state: SameState = "exchanges", size: int = 4) -> Any:
@@ -112,18 +104,16 @@ def test_potentials_add_up_what_was_gained(renderer: ChatRenderer) -> None:
 def test_a_branch_has_the_turns_that_it_took_and_what_its_source_gained(renderer: ChatRenderer) -> None:
     source = with_gains(played(renderer, 0, add(1), add(1)), [0.5, 0.0, 0.25])
     whole = with_gains(played(renderer, 2, add(1), add(3)), [0.5, 1.0, 0.0])
-    bare = replace(whole, receipt=replace(whole.receipt, steps=whole.receipt.steps[1:]))
-    for branch in (Branching(whole, 0, 1), Branching(bare, 0, 1)):  # its receipt may repeat the source's steps or not
-        found = read([branch, source])
-        assert (found.branch_member[0].tolist(), found.branch_turn[0].tolist()) == ([-1, -1, 0, -1], [-1, -1, 1, -1])
-        assert found.valid[0, 2].tolist() == [False, True, True, False, False]
-        assert found.gains[0, 2].tolist() == [0, 1, 0, 0, 0], "the source's gain is the source's"
-        assert found.potentials[0, 2].tolist() == [0, 0.5, 1.5, 1.5, 1.5, 1.5]
-        assert found.state_ids[0, 2, 1] == found.state_ids[0, 0, 1], "it went on from that very state"
+    found = read([branching(whole, 0, 1), source])
+    assert (found.branch_member[0].tolist(), found.branch_turn[0].tolist()) == ([-1, -1, 0, -1], [-1, -1, 1, -1])
+    assert found.valid[0, 2].tolist() == [False, True, True, False, False]
+    assert found.gains[0, 2].tolist() == [0, 1, 0, 0, 0], "the source's gain is the source's"
+    assert found.potentials[0, 2].tolist() == [0, 0.5, 1.5, 1.5, 1.5, 1.5]
+    assert found.state_ids[0, 2, 1] == found.state_ids[0, 0, 1], "it went on from that very state"
     with pytest.raises(ValueError, match="member 2 continues member 3, which is not there"):
-        read([Branching(whole, 3, 1), source])
+        read([branching(whole, 3, 1), source])
     with pytest.raises(ValueError, match="member 2 continues member 2"):
-        read([Branching(whole, 2, 1), source])
+        read([branching(whole, 2, 1), source])
 
 
 def test_a_violation_is_known_of_who_counts(renderer: ChatRenderer) -> None:

@@ -68,6 +68,20 @@ def reward_of(value: Any) -> float | None:
     return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
 
 
+def verify(
+    goal: float | None,
+    most: float,
+    task: Task,
+    initial: Snapshot,
+    actions: Sequence[Action],
+    final: Snapshot,
+    stop: StopReason | None = None,
+) -> Verdict:
+    """The verifier of an adapter whose rewards say all: `judge` over every reward of the episode."""
+    del task, initial
+    return judge(actions, final, goal, stop, most=most)
+
+
 def judge(
     actions: Sequence[Action],
     final: Snapshot,

@@ -18,7 +18,6 @@ from agentrl_jax.protocol import (
     Message,
     Observation,
     Status,
-    StopReason,
     Suite,
     Task,
     ToolCall,
@@ -70,7 +69,7 @@ def suite(
         spec=spec,
         make=partial(GymEnvironment, spec, environment, dict(options or {}), tuple(actions), instructions),
         tasks=partial(common.seeded_tasks, spec.name),
-        verify=partial(_verify, goal, most),
+        verify=partial(common.verify, goal, most),
         verifier_version=common.JUDGE_VERSION,
     )
 
@@ -97,18 +96,6 @@ def _action_schema(environment: str, space: Any, actions: Sequence[str]) -> dict
     if len(actions) != count or len(set(actions)) != count:
         raise ValueError(f"{environment} has {count} actions; actions={list(actions)!r} must name each once")
     return {"type": "string", "enum": list(actions)}
-
-
-def _verify(
-    goal: float | None,
-    most: float,
-    task: Task,
-    initial: Any,
-    actions: Sequence[Action],
-    final: Any,
-    stop: StopReason | None = None,
-) -> Any:
-    return common.judge(actions, final, goal, stop, most=most)
 
 
 class GymEnvironment(ReplayingEnvironment):

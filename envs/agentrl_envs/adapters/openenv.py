@@ -26,7 +26,6 @@ from agentrl_jax.protocol import (
     Message,
     Observation,
     Status,
-    StopReason,
     Suite,
     Task,
     ToolCall,
@@ -79,21 +78,9 @@ def suite(
         spec=spec,
         make=partial(OpenEnvEnvironment, spec, url, instructions, concealed, timeout_s),
         tasks=partial(common.seeded_tasks, "openenv"),
-        verify=partial(_verify, goal, most),
+        verify=partial(common.verify, goal, most),
         verifier_version=common.JUDGE_VERSION,
     )
-
-
-def _verify(
-    goal: float | None,
-    most: float,
-    task: Task,
-    initial: Any,
-    actions: Sequence[Action],
-    final: Any,
-    stop: StopReason | None = None,
-) -> Any:
-    return common.judge(actions, final, goal, stop, most=most)
 
 
 def _action_schema(url: str, timeout_s: float) -> dict[str, Any]:

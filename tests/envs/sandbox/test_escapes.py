@@ -41,7 +41,7 @@ UNDER_GVISOR = {  # what its kernel does otherwise; the host is out of reach in 
 @pytest.mark.parametrize("name", ways.ESCAPES)
 def test_no_way_out(make: Callable[..., Sandbox], name: str, backend: str, request: pytest.FixtureRequest) -> None:
     if backend == "gvisor" and name in UNDER_GVISOR:
-        request.applymarker(pytest.mark.xfail(reason=UNDER_GVISOR[name], strict=False))
+        request.applymarker(pytest.mark.xfail(reason=UNDER_GVISOR[name], strict=True))
 
     def small(**options: Any) -> Sandbox:
         return make(**{"limits": ways.SMALL, **options})

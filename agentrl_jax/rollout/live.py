@@ -15,7 +15,7 @@ from agentrl_jax.rollout.wire import Command, Failure
 
 
 @dataclass(slots=True, eq=False)
-class Run:
+class LiveEpisode:
     """An episode with its slot and its worker."""
 
     plan: EpisodePlan
@@ -31,8 +31,8 @@ class Run:
     doom: Failure | None = None  # the environment is lost for good while the slot still samples
     attribution: Attribution | None = None
     # As a source: those that are to branch from it later, and those that have, and wait for its state.
-    branches: list[Run] = field(default_factory=list)
-    captures: list[Run] = field(default_factory=list)
+    branches: list[LiveEpisode] = field(default_factory=list)
+    captures: list[LiveEpisode] = field(default_factory=list)
     capturing: bool = False  # the worker is asked for its state
     # As a branch:
     waiting: bool = False  # the source is not there yet
@@ -65,7 +65,7 @@ class Unit:
     cut: Cut
     deliver: Callable[[Trajectory], None]
     sources: frozenset[int]  # members of the group that others branch from
-    kin: dict[int, Run]  # those, by member, once they have started, in whatever unit of the group
+    kin: dict[int, LiveEpisode]  # those, by member, once they have started, in whatever unit of the group
     resetting: int = 0
     asks: dict[int, Ask] = field(default_factory=dict)  # by slot
 
