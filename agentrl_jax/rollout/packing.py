@@ -67,16 +67,15 @@ def pack(
     several trees, and so do members whose prompts differ. The segments of a trajectory are branches with its id, side
     by side in one tree where they begin with the group's prompt and fit a row. One that has `Trajectory.branch` leaves
     its source in the source's tree; where that does not fit a row, it is a tree of its own, in which what is the
-    source's is read and not trained. Rows are filled in an order that depends
-    on sizes and ids only, never on the order of `groups`. Credit and weights are 0, to be filled in by the objective.
+    source's is read and not trained. Rows are filled in an order that depends on sizes and ids only, never on the
+    order of `groups`. Credit and weights are 0, to be filled in by the objective.
 
     With `kept` the batch holds what each token was drawn from, every bit set where nothing was cut; that takes
     `rows * width * vocab_size / 8` bytes, and `vocab_size` must be given.
 
     Raises `ValueError` where there are kept sets and `kept` is False: the learner would score another distribution;
     where a trajectory is longer than `width`, a member is not in 0..group_size-1 or is twice there, a branch does not
-    begin as its source does,
-    or the trees need more than `rows` rows; the message names the trajectory and the setting.
+    begin as its source does, or the trees need more than `rows` rows; the message names the trajectory and the setting.
     """
     if kept and vocab_size is None:
         raise ValueError("pack: kept=True needs vocab_size, the tokens that a set speaks of")
@@ -271,13 +270,8 @@ def _write(batch: TokenBatch, row: int, start: int, tree: _Tree) -> int:
         column = after
         for leaving in over:
             after = column + leaving.size
-            _lay(
-                batch,
-                row,
-                column,
-                leaving,
-                origin + leaving.prompt - 1 if leaving.prompt > prompt else start + prompt - 1,
-            )
+            parent = origin + leaving.prompt - 1 if leaving.prompt > prompt else start + prompt - 1
+            _lay(batch, row, column, leaving, parent)
             batch.subtree_ends[row, column:after] = after
             batch.subtree_ends[row, origin + prompt : origin + leaving.prompt] = after
             column = after

@@ -46,12 +46,13 @@ def sampled(t: Trajectory) -> list[int]:
 
 
 @settings(max_examples=80, deadline=None)
-@given(trunks=st.lists(SPANS, min_size=1, max_size=2), data=st.data(), width=st.integers(40, 120))
-def test_every_trajectory_is_read_back_whole_and_trained_where_it_was_sampled(trunks, data, width):
+@given(trunks=st.lists(SPANS, min_size=1, max_size=2), data=st.data(), room=st.integers(0, 60))
+def test_every_trajectory_is_read_back_whole_and_trained_where_it_was_sampled(trunks, data, room):
     group = [trunk(m, turns) for m, turns in enumerate(trunks)]
     for member in range(len(trunks), data.draw(st.integers(len(trunks), 5)) + 1):
         source = group[data.draw(st.integers(0, len(trunks) - 1))]
         group.append(branch(member, source, data.draw(st.integers(1, source.turns)), data.draw(SPANS)))
+    width = max(len(t.tokens) for t in group) + room  # what exceeds a row is refused
     rows = rows_needed([group], width=width, group_size=6)
     batch = pack([group], rows=rows, width=width, group_size=6, pad_id=0)
     found = read_back(batch, 6)
